@@ -1,0 +1,1 @@
+"""The control plane: command line, controller, run store and tracking."""

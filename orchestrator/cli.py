@@ -1,0 +1,163 @@
+"""The command line. Each command imports what it needs when it runs, so that ``plan`` and ``status`` start at once."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grids.errors import UserError
+from orchestrator.tables import Format, make_console, print_rows
+
+REFUSED, INTERNAL_ERROR = 2, 70
+
+app = typer.Typer(
+    name="isocompute",
+    help="Iso-compute grids for LLM reinforcement learning: which split of a sampling budget learns most.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+GridPath = Annotated[Path, typer.Argument(metavar="GRID.yaml", help="The grid's YAML file.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir", help="The run's folder, on storage that all nodes share. Default: runs/NAME here."
+    ),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print tables.")]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+    """Options of all commands."""
+    if debug:
+        os.environ["ISOCOMPUTE_DEBUG"] = "1"
+
+
+@app.command()
+def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
+    """Show the cells of a grid, its totals, and what is missing here. Starts nothing."""
+    from grids.loading import load_grid
+    from orchestrator import planning
+
+    spec = load_grid(grid)
+    print_rows(planning.plan_rows(spec), format_)
+    lines = [planning.summary(spec), *(f"warning: {text}" for text in planning.warnings(spec))]
+    print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
+
+
+@app.command()
+def run(grid: GridPath, run_dir: RunDir = None) -> None:
+    """Run a grid, or continue it, on the connected Ray cluster. This is a Ray job's entry point."""
+    from grids.loading import load_grid
+    from orchestrator.running import run_grid
+
+    if run_dir is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise UserError(
+            "--run-dir: is needed inside a Ray job, whose working directory is thrown away; give an absolute path"
+        )
+    raise typer.Exit(run_grid(grid, run_dir or default_run_dir(load_grid(grid).name)))
+
+
+@app.command()
+def submit(
+    grid: GridPath,
+    run_dir: RunDir = None,
+    address: Annotated[
+        str | None, typer.Option(help="The cluster's job address. Default: RAY_ADDRESS.")
+    ] = None,
+) -> None:
+    """Submit a grid to a Ray cluster as a job, and follow it."""
+    from grids.loading import load_grid
+    from orchestrator.submission import submit_grid
+
+    spec = load_grid(grid)
+    folder = (run_dir or default_run_dir(spec.name)).absolute()
+    raise typer.Exit(submit_grid(spec, folder, address))
+
+
+@app.command()
+def status(run: RunPath, format_: FormatOption = Format.TABLE) -> None:
+    """Show every cell of a run: state, step, compute, last score, attempt, reason."""
+    from orchestrator.status import status_rows
+    from orchestrator.store import RunStore
+
+    print_rows(status_rows(RunStore.existing(run)), format_)
+
+
+@app.command()
+def fit(
+    run: RunPath,
+    metric: Annotated[
+        str | None, typer.Option(help="For example best_at_4. Default: the avg_at_k of the grid.")
+    ] = None,
+) -> None:
+    """Fit a run, finished or not: frontier, n*(C), law, figures and report."""
+    from analysis.report import write_report
+    from orchestrator.results import print_report
+
+    print_report(write_report(run, metric=metric), make_console())
+
+
+@app.command()
+def doctor(
+    grid: Annotated[
+        Path | None, typer.Argument(metavar="[GRID.yaml]", help="Also check what this grid needs.")
+    ] = None,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Check this machine: versions, engine, Ray, token, MLflow, disk."""
+    from orchestrator.doctor import check
+
+    rows = check(grid)
+    print_rows(rows, format_)
+    raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
+
+
+@app.command()
+def quickstart(
+    run_dir: RunDir = None,
+    dashboard_port: Annotated[int, typer.Option(help="Port of Ray's dashboard and job API.")] = 8265,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+) -> None:
+    """Run the small real grid on this machine: local Ray head, MLflow server, job, report."""
+    from orchestrator.quickstart import run_quickstart
+
+    raise typer.Exit(run_quickstart(run_dir or default_run_dir("quickstart"), dashboard_port, mlflow_port))
+
+
+@app.command("build-quickstart")
+def build_quickstart(
+    out: Annotated[Path, typer.Argument(help="An empty or missing folder.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+) -> None:
+    """Build the quickstart's base model and problem sets: supervised learning, then grading by avg@16."""
+    from workers.quickstart import build
+
+    build(out, seed)
+
+
+def default_run_dir(name: str) -> Path:
+    """``runs/<name>`` here, as an absolute path."""
+    return Path.cwd() / "runs" / name
+
+
+def main() -> None:
+    """Run the command line; a user's error is one line and exit code 2."""
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("ISOCOMPUTE_DEBUG"):
+            traceback.print_exc()
+        elif isinstance(error, UserError):
+            print(f"isocompute: {error}", file=sys.stderr)
+        else:
+            print(
+                f"isocompute: internal error: {type(error).__name__}: {error} (--debug shows where)",
+                file=sys.stderr,
+            )
+        sys.exit(REFUSED if isinstance(error, UserError) else INTERNAL_ERROR)

@@ -1,0 +1,153 @@
+"""The controller: one coroutine for each cell in flight, over pools that all cells share."""
+
+import asyncio
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from grids.errors import UserError
+from grids.expansion import Cell
+from grids.spec import GridSpec
+from orchestrator.cell_run import CellRun, evaluate
+from orchestrator.console import Console
+from orchestrator.data import GridData, PromptSet
+from orchestrator.failures import decide
+from orchestrator.lease import LeaseLost
+from orchestrator.pools import LearnerGroup, Pools, prove_agreement, start_pools
+from orchestrator.store import RunStore, State
+from orchestrator.tracking import Tracker
+
+DONE = (State.FINISHED, State.DIVERGED, State.CANCELLED)
+"""States of cells that ``run`` leaves alone; failed ones are tried again."""
+
+
+class PoolLost(RuntimeError):
+    """A member of a pool died; the run's cells are paused at their last commits."""
+
+
+@dataclass
+class Controller:
+    """Runs the cells of a grid that are not done yet."""
+
+    spec: GridSpec
+    data: GridData
+    run_store: RunStore
+    tracker: Tracker
+    console: Console
+    _queue: deque[Cell] = field(default_factory=deque)
+
+    async def run(self, cells: list[Cell]) -> None:
+        """Train ``cells``. Failures of single cells are in their states.
+
+        Raises:
+            PoolLost: an actor died.
+            Disagreement: the start-up probe failed, so no cell was started.
+            UserError: a gold answer is unfit.
+            asyncio.CancelledError: told to stop; running cells are paused at their last commits.
+        """
+        self.console.say(
+            f"starting {self.spec.pools.samplers.count} samplers, {self.spec.pools.learners.count} learner groups"
+        )
+        pools = await start_pools(self.spec, self.data.longest_prompt)
+        for prompts in (self.data.train, self.data.validation):
+            await self._require_sound_golds(pools, prompts)
+        difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
+        self.console.say(
+            f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
+        )
+        await self._evaluate_base(pools)
+        for cell in cells:
+            store = self.run_store.cell(cell.id)
+            if store.read().attempt == 0:
+                # So that every cell of the grid is seen by readers of the folder, also when the run breaks off early.
+                store.set_state(State.PENDING)
+        self._queue.extend(cells)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for learner in pools.learners:
+                    group.create_task(self._serve(learner, pools))
+        except* (PoolLost, LeaseLost) as errors:
+            raise errors.exceptions[0] from None
+
+    async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
+        unsound = await pools.grader.unsound_golds.remote(prompts.golds)
+        if unsound:
+            first = unsound[0]
+            raise UserError(
+                f"{prompts.path}, row {prompts.rows[first]}: the gold answer {prompts.golds[first]!r} is empty or not equal "
+                f"to itself under the verifier ({len(unsound)} such rows); mend or remove them"
+            )
+
+    async def _evaluate_base(self, pools: Pools) -> None:
+        """The base model's validation at C = 0, once for each run folder."""
+        if self.run_store.read_base() is not None:
+            return
+        weights = await pools.learners[0].begin_cell("base", None)
+        metrics, samples = await evaluate(pools, self.spec, self.data, weights)
+        await asyncio.to_thread(
+            self.run_store.write_base, {"compute_rollouts": 0, **metrics, "samples": samples}
+        )
+        self.console.base(metrics)
+
+    async def _serve(self, learner: LearnerGroup, pools: Pools) -> None:
+        """Train cells of the queue on one learner group, one after the other."""
+        while self._queue:
+            await self._attempt(self._queue.popleft(), learner, pools)
+
+    async def _attempt(self, cell: Cell, learner: LearnerGroup, pools: Pools) -> None:
+        """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
+        store = self.run_store.cell(cell.id)
+        self.tracker.cell_started(cell.id, cell_parameters(cell))
+        # Rows of earlier attempts that the server may have missed; it skips those that it has.
+        committed = store.read().commit
+        for row in store.rows()[: committed.history_rows if committed else 0]:
+            self.tracker.row(cell.id, row)
+        self.console.started(cell)
+        try:
+            await CellRun(cell, self.spec, self.data, pools, learner, store, self).run()
+        except asyncio.CancelledError:
+            store.set_state(State.PAUSED, "interrupted; continues at the next run")
+            self.tracker.cell_ended(cell.id, State.PAUSED)
+            raise
+        except LeaseLost:
+            raise
+        except Exception as error:
+            decision = decide(error)
+            store.write_failure(store.read().attempt, "".join(traceback.format_exception(error)))
+            store.set_state(decision.state, decision.reason)
+            self.tracker.cell_ended(cell.id, decision.state)
+            self.console.ended(cell, decision.state, decision.reason)
+            if decision.stops_run:
+                raise PoolLost(decision.reason) from error
+        else:
+            self.tracker.cell_ended(cell.id, State.FINISHED)
+            self.console.ended(cell, State.FINISHED, None)
+
+    def step(self, cell: Cell, step: int) -> None:
+        """A cell has made a step (``cell_run.Listener``)."""
+        self.console.step(cell, step)
+
+    def row(self, cell: Cell, row: dict[str, Any]) -> None:
+        """A cell has written a history row (``cell_run.Listener``)."""
+        self.tracker.row(cell.id, row)
+        self.console.row(cell, row)
+
+
+def cell_parameters(cell: Cell) -> dict[str, Any]:
+    """What MLflow shows as the parameters of a cell's run."""
+    return {
+        "problems_per_batch": cell.problems_per_batch,
+        "rollouts_per_problem": cell.rollouts_per_problem,
+        "batch_rollouts": cell.batch_rollouts,
+        "seed": cell.seed,
+        "update_steps": cell.update_steps,
+        "learning_rate": cell.learning_rate,
+        "compute_rollouts": cell.compute_rollouts,
+    }
+
+
+def unfinished(cells: list[Cell], run_store: RunStore) -> list[Cell]:
+    """Cells that a run has still to train, in the grid's order."""
+    states = run_store.states()
+    return [cell for cell in cells if cell.id not in states or states[cell.id].state not in DONE]

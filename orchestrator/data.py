@@ -1,0 +1,125 @@
+"""The problems of a grid as the samplers need them, and what identifies the inputs of a run."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grids.errors import UserError
+from grids.loading import dump_grid
+from grids.spec import GridSpec
+from workers.problems import ProblemSet, check_disjoint, load_problems, render_prompt
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Problems rendered to tokens."""
+
+    path: str
+    rows: list[int]
+    """Where each problem stands in its file, from 1."""
+    prompts: list[list[int]]
+    golds: list[str]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True)
+class GridData:
+    """Training and validation problems of a grid."""
+
+    train: PromptSet
+    validation: PromptSet
+    identity: dict[str, Any]
+    """What decides a run's results: the spec with contents in place of paths, without what may change between submissions."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt) for prompt in self.train.prompts + self.validation.prompts)
+
+
+def load_data(spec: GridSpec) -> GridData:
+    """Read problems and tokenizer.
+
+    Raises:
+        UserError: a file is missing or faulty, the sets share a problem, or prompt and response exceed the model's context.
+    """
+    train, validation = load_problems(spec.problems.train), load_problems(spec.problems.validation)
+    check_disjoint(train, validation)
+    tokenizer, context = load_tokenizer(spec.model.path)
+    data = GridData(
+        train=_render(train, spec, tokenizer),
+        validation=_render(validation, spec, tokenizer),
+        identity=run_identity(
+            spec, train.fingerprint, validation.fingerprint, model_fingerprint(spec.model.path)
+        ),
+    )
+    needed = data.longest_prompt + spec.sampling.max_tokens
+    if context is not None and needed > context:
+        raise UserError(
+            f"sampling.max_tokens: the longest prompt ({data.longest_prompt} tokens) and {spec.sampling.max_tokens} more exceed "
+            f"the model's context of {context}; lower it, or remove long problems"
+        )
+    return data
+
+
+def load_tokenizer(model_path: str) -> tuple[Any, int | None]:
+    """The model's tokenizer and the length of its context, where the configuration says so."""
+    if model_path.startswith("/") and not (Path(model_path) / "config.json").is_file():
+        raise UserError(
+            f"model.path: {model_path} is no model folder (no config.json in it); give a folder or a hub name"
+        )
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(f"model.path: {model_path} cannot be loaded: {first_line}") from error
+    return tokenizer, getattr(config, "max_position_embeddings", None)
+
+
+def _render(problems: ProblemSet, spec: GridSpec, tokenizer: Any) -> PromptSet:
+    sampling = spec.sampling
+    return PromptSet(
+        path=problems.path,
+        rows=[problem.row for problem in problems.problems],
+        prompts=[
+            render_prompt(problem, sampling.prompt_template, sampling.system_prompt, tokenizer)
+            for problem in problems.problems
+        ],
+        golds=[problem.answer for problem in problems.problems],
+    )
+
+
+def run_identity(spec: GridSpec, train: str, validation: str, model: str) -> dict[str, Any]:
+    """The part of a spec that a run folder is bound to; fingerprints of contents stand in for paths.
+
+    Pools, tracking, commits and the words of ``assumptions`` may change between submissions of one run.
+    """
+    identity = dump_grid(spec)
+    for changeable in ("pools", "tracking", "commits", "assumptions"):
+        del identity[changeable]
+    identity["problems"] = {"train": train, "validation": validation}
+    identity["model"] = {"content": model, "dtype": spec.model.dtype}
+    return identity
+
+
+def model_fingerprint(model_path: str) -> str:
+    """Of a folder: a hash of its small files' contents and of the weights files' names and sizes. Of a hub model: its name."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        return model_path
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        file = folder / name
+        if not file.is_file():
+            continue
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        if file.stat().st_size <= 64 * 2**20:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

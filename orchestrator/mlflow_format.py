@@ -1,0 +1,74 @@
+"""How a grid's values look in MLflow: statuses, metrics, parameters, errors."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from requests import RequestException
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+Row = Mapping[str, Any]
+
+STEP_COLUMN = "compute_rollouts"
+TIME_COLUMN = "logged_at_ms"
+LONGEST_PARAM = 6000
+
+
+def mlflow_status(state: str) -> RunStatus:
+    """MLflow's status for a cell state; it knows no other ones. Diverged is a result: FINISHED, and a tag."""
+    statuses: dict[str, RunStatus] = {"finished": "FINISHED", "diverged": "FINISHED", "failed": "FAILED"}
+    return statuses.get(state, "KILLED")
+
+
+def metrics_of(row: Row) -> list[tuple[str, float]]:
+    """The finite numeric columns of a history row, without its time.
+
+    ``compute_rollouts`` comes last: once MLflow has that one, it has the whole row. NaN and infinity are left
+    out: MLflow would store infinity as 1.8e308 and draw it.
+    """
+    numbers = {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    numbers.pop(TIME_COLUMN, None)
+    return [(name, value) for name, value in numbers.items() if name != STEP_COLUMN] + [
+        (STEP_COLUMN, numbers[STEP_COLUMN])
+    ]
+
+
+def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as MLflow parameters ``group.field``; too long a value is cut, visibly."""
+    flat: dict[str, str] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            flat |= flat_params(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = shortened(str(value), LONGEST_PARAM)
+    return flat
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether a request failed because the server is away or overloaded, not because it was refused."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    elif isinstance(error, RequestException):
+        status = error.response.status_code if error.response is not None else 503
+    else:
+        return False
+    return status >= 500 or status in (408, 429)
+
+
+def quoted(text: str) -> str:
+    """A string literal of MLflow's search language, which knows no escapes."""
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its beginning and a note of its length."""
+    if len(text) <= longest:
+        return text
+    note = f"... [cut: {len(text)} characters]"
+    return text[: longest - len(note)] + note

@@ -1,0 +1,248 @@
+"""Sampler engines and learner groups as Ray actors, started once and shared by all cells of a grid."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from grids.errors import UserError
+from grids.spec import GridSpec
+from workers.grading import Grader
+from workers.learner import LearnerRank, LearnerSettings
+from workers.rollouts import Rollouts, rollout_seed
+from workers.sampler import Sampler, SamplingRequest
+from workers.weights import Weights
+
+Ref = Any
+"""A reference to an object in Ray's store; data passes the controller only as such."""
+
+LOGPROB_BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
+"""How far sampler and learner may lie apart in the log-probability of a token: the largest difference in float32, where both
+compute the same function up to rounding; the mean difference in bfloat16, whose 8 bits make single tokens differ by several
+tenths between kernels."""
+
+
+class Disagreement(UserError):
+    """Sampler and learner do not compute the same policy."""
+
+
+class SamplerActor(Sampler):
+    """A sampler that tells how long it took."""
+
+    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, float]:
+        """``generate``, and its seconds."""
+        started = time.monotonic()
+        rollouts = self.generate(request, weights)
+        return rollouts, time.monotonic() - started
+
+
+class GraderActor(Grader):
+    """A grader whose rewards stay in the object store."""
+
+    def grade_batch(self, rollouts: Rollouts, golds: list[str]) -> tuple[np.ndarray, tuple[int, float]]:
+        """Rewards [R], and (failures, seconds)."""
+        started = time.monotonic()
+        grading = self.grade(rollouts, golds)
+        return grading.rewards, (grading.failures, time.monotonic() - started)
+
+
+class SamplerPool:
+    """Engines that serve any cell; each call takes a free one."""
+
+    def __init__(self, engines: list[ActorHandle]) -> None:
+        """Hold started engines."""
+        self.engines = engines
+        self._free: asyncio.Queue[ActorHandle] = asyncio.Queue()
+        for engine in engines:
+            self._free.put_nowait(engine)
+
+    async def sample(self, request: SamplingRequest, weights: Ref) -> tuple[Ref, float]:
+        """(reference to ``Rollouts``, seconds), sampled from ``weights`` by the next free engine."""
+        engine = await self._free.get()
+        try:
+            rollouts, seconds = engine.sample.options(num_returns=2).remote(request, weights)
+            return rollouts, await seconds
+        finally:
+            self._free.put_nowait(engine)
+
+
+class LearnerGroup:
+    """The ranks of one FSDP group, called together."""
+
+    def __init__(self, ranks: list[ActorHandle]) -> None:
+        """Hold joined ranks."""
+        self._ranks = ranks
+
+    async def begin_cell(self, version: str, checkpoint: Path | None) -> Ref:
+        """Take up a cell; a reference to its weights."""
+        return await self._weights("begin_cell", version, checkpoint)
+
+    async def perturb(self, version: str) -> Ref:
+        """Change every weight a little; a reference to the weights."""
+        return await self._weights("perturb", version)
+
+    async def update(
+        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref
+    ) -> tuple[dict[str, float], Ref]:
+        """One update; (metrics, reference to the new weights)."""
+        calls = [
+            rank.update.options(num_returns=2).remote(version, learning_rate, rollouts, rewards)
+            for rank in self._ranks
+        ]
+        metrics = await asyncio.gather(*(metrics for metrics, _ in calls))
+        return metrics[0], calls[0][1]
+
+    async def logprobs(self, rollouts: Ref) -> np.ndarray:
+        """[T] the learner's log-probabilities of all response tokens."""
+        return (await asyncio.gather(*(rank.logprobs.remote(rollouts) for rank in self._ranks)))[0]
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint to an empty folder."""
+        await asyncio.gather(*(rank.save.remote(folder) for rank in self._ranks))
+
+    async def _weights(self, method: str, *arguments: object) -> Ref:
+        references = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+        # Waits for all ranks without bringing the weights here.
+        await asyncio.to_thread(ray.wait, references, num_returns=len(references), fetch_local=False)
+        if len(references) > 1:
+            await asyncio.gather(*references[1:])
+        return references[0]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Everything that runs on the cluster for one grid."""
+
+    samplers: SamplerPool
+    learners: list[LearnerGroup]
+    grader: ActorHandle
+
+
+def require_resources(spec: GridSpec) -> None:
+    """Compare what the pools need with the connected cluster.
+
+    Raises:
+        UserError: the cluster as a whole or every single node is too small; Ray itself would wait for ever.
+    """
+    samplers, learners = spec.pools.samplers, spec.pools.learners
+    needs = {
+        "CPU": samplers.count * samplers.cpus
+        + learners.count * learners.ranks * learners.cpus
+        + spec.verifier.workers,
+        "GPU": samplers.count * samplers.gpus + learners.count * learners.ranks * learners.gpus,
+    }
+    for resource, needed in needs.items():
+        there = ray.cluster_resources().get(resource, 0)
+        if needed > there:
+            raise UserError(
+                f"pools: the grid needs {needed} {resource}s, the cluster has {there:g}; "
+                f"lower count, ranks, cpus or gpus under pools, or add nodes"
+            )
+    largest = {
+        resource: max(node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"])
+        for resource in needs
+    }
+    for field, single in (
+        ("pools.samplers", {"CPU": samplers.cpus, "GPU": samplers.gpus}),
+        ("pools.learners", {"CPU": learners.cpus, "GPU": learners.gpus}),
+        ("verifier.workers", {"CPU": spec.verifier.workers, "GPU": 0}),
+    ):
+        for resource, needed in single.items():
+            if needed > largest[resource]:
+                raise UserError(
+                    f"{field}: one of them needs {needed} {resource}s, the largest node has {largest[resource]:g}; lower it"
+                )
+
+
+async def start_pools(spec: GridSpec, longest_prompt: int) -> Pools:
+    """Start engines, learner groups and the grader side by side, and wait until all serve."""
+    sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners
+    sampler_class = ray.remote(SamplerActor).options(
+        num_cpus=sampler_spec.cpus, num_gpus=sampler_spec.gpus, runtime_env=_environment(1)
+    )
+    engines = [
+        sampler_class.remote(spec.model, spec.sampling, sampler_spec, longest_prompt)
+        for _ in range(sampler_spec.count)
+    ]
+    grader = (
+        ray.remote(GraderActor).options(num_cpus=spec.verifier.workers).remote(spec.verifier, spec.sampling)
+    )
+    settings = LearnerSettings(
+        model=spec.model,
+        recipe=spec.recipe,
+        optimiser=spec.optimiser,
+        temperature=spec.sampling.temperature,
+        micro_batch_tokens=learner_spec.micro_batch_tokens,
+        threads=learner_spec.cpus,
+        on_gpu=learner_spec.gpus > 0,
+    )
+    groups = await asyncio.gather(*(_start_group(spec, settings) for _ in range(learner_spec.count)))
+    await asyncio.gather(*(engine.__ray_ready__.remote() for engine in [*engines, grader]))
+    return Pools(SamplerPool(engines), list(groups), grader)
+
+
+async def _start_group(spec: GridSpec, settings: LearnerSettings) -> LearnerGroup:
+    pool = spec.pools.learners
+    rank_class = ray.remote(LearnerRank).options(
+        num_cpus=pool.cpus, num_gpus=pool.gpus, runtime_env=_environment(pool.cpus)
+    )
+    ranks = [rank_class.remote(settings, rank, pool.ranks) for rank in range(pool.ranks)]
+    host, port = await ranks[0].open_store.remote()
+    await asyncio.gather(*(rank.join.remote(host, port) for rank in ranks))
+    return LearnerGroup(ranks)
+
+
+def _environment(threads: int) -> dict[str, Any]:
+    """Set before the actor imports torch, whose thread pools read it once."""
+    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
+
+
+async def prove_agreement(pools: Pools, prompts: list[list[int]], spec: GridSpec) -> float:
+    """Show that weights get from every learner group to the engines, and that both compute the same policy.
+
+    Each group changes all its weights a little, so that a tensor which does not arrive is seen, and engines sample from them. Every
+    engine is tried with the first group, every group with the first engine.
+
+    Returns:
+        The largest difference found, in the sense of ``LOGPROB_BOUNDS``.
+
+    Raises:
+        Disagreement: it exceeds the bound.
+    """
+    probe = prompts[:8]
+    pairs = [(0, engine) for engine in range(len(pools.samplers.engines))]
+    pairs += [(group, 0) for group in range(1, len(pools.learners))]
+    largest = 0.0
+    for group, engine in pairs:
+        learner = pools.learners[group]
+        await learner.begin_cell(f"probe-{group}-{engine}/base", None)
+        weights = await learner.perturb(f"probe-{group}-{engine}/perturbed")
+        seeds = [rollout_seed("probe", position) for position in range(len(probe))]
+        reference, seconds = (
+            pools.samplers.engines[engine]
+            .sample.options(num_returns=2)
+            .remote(SamplingRequest(probe, seeds, rollouts_per_problem=4), weights)
+        )
+        await seconds
+        rollouts: Rollouts = await reference
+        differences = np.abs(await learner.logprobs(reference) - rollouts.logprobs)
+        largest = max(
+            largest, float(differences.max() if spec.model.dtype == "float32" else differences.mean())
+        )
+    require_agreement(largest, spec.model.dtype, "on the start-up probe")
+    return largest
+
+
+def require_agreement(difference: float, dtype: str, where: str) -> None:
+    """Raise ``Disagreement`` when sampler and learner lie further apart than the bound of their type."""
+    bound = LOGPROB_BOUNDS[dtype]
+    if not difference <= bound:
+        raise Disagreement(
+            f"model: sampler and learner differ by {difference:.3g} in the log-probability of a token {where}, the bound in "
+            f"{dtype} is {bound:g}; the engine does not hold the learner's weights, so nothing it samples would be on-policy"
+        )

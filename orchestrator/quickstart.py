@@ -1,0 +1,39 @@
+"""The quickstart: services on this machine, one real grid as a Ray job, and where to look at it."""
+
+import os
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+from grids.loading import load_grid
+from orchestrator.local import LocalServices
+from orchestrator.submission import submit_grid
+
+LOGICAL_CPUS = 4
+"""CPUs that the local head declares: the sampler, two learners and the verifier share the machine's two cores, since they
+alternate by nature. The operating system divides the time."""
+
+
+def run_quickstart(run_dir: Path, dashboard_port: int, mlflow_port: int) -> int:
+    """Run or continue ``grids/quickstart.yaml`` in ``run_dir``; the job's exit code.
+
+    Services' state (token, MLflow's database, logs) lies beside the run folder in ``services/``.
+    """
+    run_dir = run_dir.absolute()
+    grid_path = Path(str(files("grids") / "quickstart.yaml"))
+    spec = load_grid(grid_path)
+    services = LocalServices(
+        run_dir.parent / "services", dashboard_port=dashboard_port, mlflow_port=mlflow_port, cpus=LOGICAL_CPUS
+    )
+    print("starting a Ray head and an MLflow server on this machine", flush=True)
+    with services:
+        os.environ.update(services.environment())
+        spec = spec.model_copy(
+            update={"tracking": spec.tracking.model_copy(update={"mlflow_uri": services.mlflow_uri})}
+        )
+        code = submit_grid(spec, run_dir, services.ray_address)
+    command = " ".join(services.mlflow_command())
+    print(
+        f"\nTo browse the metrics:\n  {command}\nthen open {services.mlflow_uri}", file=sys.stdout, flush=True
+    )
+    return code

@@ -1,0 +1,184 @@
+"""The local services, with a real Ray head and a real MLflow server (marker ``engine``)."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from grids.errors import UserError
+from orchestrator.local import LocalServices, free_port, require_free_port
+from orchestrator.service_processes import identity, stop_processes
+
+
+def services_in(state_dir: Path) -> LocalServices:
+    return LocalServices(state_dir, dashboard_port=free_port(), mlflow_port=free_port(), cpus=1)
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of this machine's processes that contain a text (a folder only one test knows)."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if text in line and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found
+
+
+def recorded(state_dir: Path) -> dict:
+    return json.loads((state_dir / "services.json").read_text())
+
+
+def test_a_port_in_use_is_named_with_its_owner_and_the_option_that_mends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError) as error:
+            require_free_port(port, "MLflow", "--mlflow-port")
+    message = str(error.value)
+    assert f"port {port}" in message and "--mlflow-port" in message
+    assert f"process {os.getpid()}" in message
+    assert "\n" not in message
+
+
+def test_a_port_taken_on_all_interfaces_counts_as_taken() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken, pytest.raises(UserError):
+        require_free_port(taken.getsockname()[1], "MLflow", "--mlflow-port")
+
+
+def test_a_taken_port_stops_the_start_before_any_process_exists(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        services = LocalServices(tmp_path, dashboard_port=free_port(), mlflow_port=taken.getsockname()[1])
+        with pytest.raises(UserError):
+            services.start()
+    assert not (tmp_path / "services.json").exists()
+    assert not processes_naming(str(tmp_path))
+
+
+def test_a_recycled_pid_is_left_alone() -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        earlier = identity(bystander.pid)
+        earlier["create_time"] -= 5.0
+        stop_processes([earlier])
+        assert bystander.poll() is None
+        stop_processes([identity(bystander.pid)])
+        assert bystander.poll() is not None
+    finally:
+        bystander.kill()
+
+
+def test_descendants_are_stopped_even_when_the_first_process_is_dead() -> None:
+    leader = subprocess.Popen(
+        ["bash", "-c", "sleep 61 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    orphan = psutil.Process(int(leader.stdout.readline()))
+    given = identity(leader.pid)
+    leader.kill()
+    leader.wait()
+    assert orphan.is_running()
+    stop_processes([given])
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_folder_whose_launcher_still_runs_is_refused(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(["sleep", "62"])
+    try:
+        record = {"launcher": identity(launcher.pid), "services": {}, "ray_temp_dir": str(tmp_path / "none")}
+        (tmp_path / "services.json").write_text(json.dumps(record))
+        with pytest.raises(UserError, match=f"process {launcher.pid}"):
+            services_in(tmp_path).start()
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+@pytest.mark.engine
+def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    with services:
+        record = recorded(tmp_path)
+        temp_dir = Path(record["ray_temp_dir"])
+        roots = [psutil.Process(one["pid"]) for one in record["services"].values()]
+        family = [process for root in roots for process in [root, *root.children(recursive=True)]]
+
+        token = services.token_path.read_text()
+        assert stat.S_IMODE(services.token_path.stat().st_mode) == 0o600
+        url = f"{services.ray_address}/api/jobs/"
+        assert requests.get(url, timeout=10).status_code == 401
+        assert (
+            requests.get(url, headers={"Authorization": "Bearer " + "0" * 64}, timeout=10).status_code == 403
+        )
+        assert requests.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10).status_code == 200
+
+        assert requests.get(services.mlflow_uri, timeout=10).status_code == 200
+        forged = requests.get(f"{services.mlflow_uri}/", headers={"Host": "elsewhere.example"}, timeout=10)
+        assert forged.status_code == 403
+
+        pids = {process.pid for process in family}
+        listening = [c for c in psutil.net_connections("tcp") if c.pid in pids and c.status == "LISTEN"]
+        assert {services.dashboard_port, services.mlflow_port} <= {c.laddr.port for c in listening}
+        assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+        assert services.environment() == {
+            "RAY_ADDRESS": f"http://127.0.0.1:{services.dashboard_port}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(services.token_path),
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{services.mlflow_port}",
+        }
+    assert len(family) > 4
+    assert [process for process in family if process.is_running()] == []
+    assert not processes_naming(str(tmp_path)) and not processes_naming(str(temp_dir))
+    assert not temp_dir.exists()
+    assert (tmp_path / "ray-logs").is_dir()
+    assert not (tmp_path / "services.json").exists()
+
+
+@pytest.mark.engine
+def test_what_a_killed_launcher_left_is_stopped_by_the_next_start(tmp_path: Path) -> None:
+    program = """
+        import sys, time
+        from pathlib import Path
+        from orchestrator.local import LocalServices
+        dashboard_port, mlflow_port = map(int, sys.argv[2:])
+        services = LocalServices(Path(sys.argv[1]), dashboard_port=dashboard_port, mlflow_port=mlflow_port)
+        services.start(["ray"])
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    services = services_in(tmp_path)
+    ports = [str(services.dashboard_port), str(services.mlflow_port)]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), *ports],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "ready\n"
+    left = recorded(tmp_path)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    time.sleep(0.5)
+    orphans = [psutil.Process(one["pid"]) for one in left["services"].values()]
+    orphans += [child for orphan in orphans for child in orphan.children(recursive=True)]
+    assert all(orphan.is_running() for orphan in orphans)
+
+    services.start(["mlflow"])
+    try:
+        assert [orphan for orphan in orphans if orphan.is_running()] == []
+        assert not processes_naming(left["ray_temp_dir"])
+        assert not Path(left["ray_temp_dir"]).exists()
+        assert requests.get(f"{services.mlflow_uri}/health", timeout=10).ok
+    finally:
+        services.stop()
+    assert not processes_naming(str(tmp_path))

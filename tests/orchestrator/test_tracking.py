@@ -1,0 +1,281 @@
+"""The tracker against a real MLflow server on SQLite (marker ``engine``), and its pure parts."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grids.errors import UserError
+from orchestrator.local import LocalServices, free_port
+from orchestrator.mlflow_format import flat_params, metrics_of, mlflow_status
+from orchestrator.outbox import Outbox
+from orchestrator.tracking import Tracker
+
+T0 = 1_700_000_000_000
+
+
+def row(step: int, **columns: float) -> dict[str, object]:
+    """A history row of a cell with 1,024 rollouts per step, logged one second after the previous step's."""
+    fixed: dict[str, object] = {
+        "cell": "bp16-n64-s0",
+        "step": step,
+        "compute_rollouts": 1024 * step,
+        "logged_at_ms": T0 + 1000 * step,
+    }
+    return fixed | {"avg_at_4": 0.5 + step / 100} | columns
+
+
+def test_metrics_are_the_finite_numbers_with_the_step_column_last() -> None:
+    full = row(3, loss=float("nan"), kl=float("inf"), entropy=0.25, problems_per_batch=16)
+    assert metrics_of(full) == [
+        ("step", 3.0),
+        ("avg_at_4", 0.53),
+        ("entropy", 0.25),
+        ("problems_per_batch", 16.0),
+        ("compute_rollouts", 3072.0),
+    ]
+
+
+def test_every_cell_state_has_a_status_that_mlflow_knows() -> None:
+    states = ["finished", "diverged", "failed", "cancelled", "paused", "interrupted"]
+    assert [mlflow_status(state) for state in states] == [
+        "FINISHED",
+        "FINISHED",
+        "FAILED",
+        "KILLED",
+        "KILLED",
+        "KILLED",
+    ]
+
+
+def test_nested_params_are_flattened_and_long_ones_cut_visibly() -> None:
+    flat = flat_params({"recipe": {"kl": 0.1, "deep": {"x": [1, 2]}}, "prompt": "y" * 7000})
+    assert flat["recipe.kl"] == "0.1"
+    assert flat["recipe.deep.x"] == "[1, 2]"
+    assert len(flat["prompt"]) == 6000
+    assert flat["prompt"].endswith("... [cut: 7000 characters]")
+
+
+def test_an_outbox_keeps_the_order_while_the_server_is_away_and_passes_over_what_is_refused() -> None:
+    done: list[str] = []
+    refused: list[str] = []
+    failures = {"a": 2}
+
+    def operation(name: str) -> Callable[[], None]:
+        def call() -> None:
+            if failures.get(name, 0) > 0:
+                failures[name] -= 1
+                raise ConnectionError("away")
+            if name == "b":
+                raise ValueError("no such thing")
+            done.append(name)
+
+        return call
+
+    outbox = Outbox("test", lambda error: isinstance(error, ConnectionError))
+    for name in "abc":
+        outbox.put(name, operation(name), lambda name=name: refused.append(name))  # type: ignore[misc]
+    assert outbox.close(10.0)
+    assert done == ["a", "c"]
+    assert refused == ["b"]
+
+
+def test_closing_an_outbox_gives_up_after_the_timeout() -> None:
+    def away() -> None:
+        raise ConnectionError("away")
+
+    outbox = Outbox("test", lambda error: True)
+    outbox.put("never", away)
+    began = time.monotonic()
+    assert not outbox.close(0.5)
+    assert time.monotonic() - began < 2.0
+
+
+def test_an_unreachable_server_is_a_user_error_within_15_seconds() -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError) as error:
+        Tracker.connect(f"http://127.0.0.1:{free_port()}", "grid", "key", "name")
+    assert time.monotonic() - began < 15.0
+    assert "tracking.mlflow_uri" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_server_that_accepts_but_never_answers_is_a_user_error_within_15_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"tracking\.mlflow_uri"):
+            Tracker.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", "grid", "key", "name")
+        assert time.monotonic() - began < 15.0
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServices]:
+    local = LocalServices(
+        tmp_path_factory.mktemp("services"), dashboard_port=free_port(), mlflow_port=free_port()
+    )
+    local.start(["mlflow"])
+    yield local
+    local.stop()
+
+
+class Reader:
+    """What MLflow itself says about a run folder's runs."""
+
+    def __init__(self, uri: str, run_key: str) -> None:
+        from mlflow import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=uri)
+        self.run_key = run_key
+
+    def runs(self) -> dict:
+        """By cell id; the parent under ``None``. Two runs of one cell would be an error."""
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        found = self.client.search_runs(experiments, f"tags.`isocompute.run` = '{self.run_key}'")
+        by_cell = {run.data.tags.get("isocompute.cell"): run for run in found}
+        assert len(by_cell) == len(found)
+        return by_cell
+
+    def points(self, cell_id: str, metric: str) -> list[tuple[int, float, int]]:
+        history = self.client.get_metric_history(self.runs()[cell_id].info.run_id, metric)
+        return sorted((point.step, point.value, point.timestamp) for point in history)
+
+
+@pytest.mark.engine
+def test_a_grid_is_one_parent_and_a_child_per_cell_with_rollouts_as_step(
+    services: LocalServices, tmp_path: Path
+) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "frontier.json").write_text("{}")
+    tracker = Tracker.connect(services.mlflow_uri, "shape", "run-1", "my grid")
+    tracker.start({"grid": {"seeds": [0]}}, {"version": "1"})
+    states = {"c-fin": "finished", "c-fail": "failed", "c-div": "diverged", "c-cancel": "cancelled"}
+    for cell_id, state in states.items():
+        tracker.cell_started(cell_id, {"rollouts_per_problem": 64})
+        for step in (1, 2):
+            tracker.row(cell_id, row(step, kl=float("inf")))
+        tracker.cell_ended(cell_id, state)
+    tracker.artifacts(report)
+    assert tracker.close("FINISHED", 60.0) == 0
+
+    reader = Reader(services.mlflow_uri, "run-1")
+    runs = reader.runs()
+    parent = runs.pop(None)
+    assert parent.info.status == "FINISHED" and parent.info.run_name == "my grid"
+    assert parent.data.params == {"grid.seeds": "[0]"} and parent.data.tags["version"] == "1"
+    assert [file.path for file in reader.client.list_artifacts(parent.info.run_id, "report")] == [
+        "report/frontier.json"
+    ]
+    assert {cell_id: run.info.status for cell_id, run in runs.items()} == {
+        "c-fin": "FINISHED",
+        "c-fail": "FAILED",
+        "c-div": "FINISHED",
+        "c-cancel": "KILLED",
+    }
+    assert {cell_id: run.data.tags["isocompute.state"] for cell_id, run in runs.items()} == states
+    for run in runs.values():
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.params == {"rollouts_per_problem": "64"}
+        assert "kl" not in run.data.metrics
+    assert reader.points("c-fin", "avg_at_4") == [(1024, 0.51, T0 + 1000), (2048, 0.52, T0 + 2000)]
+
+
+@pytest.mark.engine
+def test_reopening_doubles_nothing_and_sends_what_was_never_sent(services: LocalServices) -> None:
+    reader = Reader(services.mlflow_uri, "run-2")
+    for last in (2, 3):
+        tracker = Tracker.connect(services.mlflow_uri, "reopen", "run-2", "grid")
+        tracker.start({"a": 1}, {})
+        tracker.cell_started("cell", {"learning_rate": 1e-6, "attempt": last})
+        for step in range(1, last + 1):
+            # A replayed row differs in its measured columns and in its time; the first one stays.
+            tracker.row(
+                "cell", row(step, seconds_total=float(last)) | {"logged_at_ms": T0 + 1000 * step + last}
+            )
+        assert tracker.close("KILLED", 60.0) == 0
+        run = reader.runs()["cell"]
+        assert run.info.status == "RUNNING"
+    assert reader.points("cell", "seconds_total") == [
+        (1024, 2.0, T0 + 1002),
+        (2048, 2.0, T0 + 2002),
+        (3072, 3.0, T0 + 3003),
+    ]
+    assert reader.runs()["cell"].data.params == {"learning_rate": "1e-06", "attempt": "2"}
+
+    began = int(time.time() * 1000)
+    tracker = Tracker.connect(services.mlflow_uri, "reopen", "run-2", "grid")
+    tracker.start({"a": 1}, {})
+    tracker.cell_started("cell", {})
+    tracker.cell_ended("cell", "finished")
+    assert tracker.close("FINISHED", 60.0) == 0
+    runs = reader.runs()
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert all(run.info.end_time >= began for run in runs.values())
+
+
+@pytest.mark.engine
+def test_runs_left_running_by_a_killed_controller_get_their_cells_status(services: LocalServices) -> None:
+    tracker = Tracker.connect(services.mlflow_uri, "reconcile", "run-3", "grid")
+    for cell_id in ("done", "open", "wild"):
+        tracker.cell_started(cell_id, {})
+        tracker.row(cell_id, row(1))
+        tracker.row(cell_id, row(2))
+    assert tracker.close("KILLED", 60.0) == 0
+
+    second = Tracker.connect(services.mlflow_uri, "reconcile", "run-3", "grid")
+    second.start({}, {})
+    second.reconcile({"done": "finished", "open": "running", "wild": "diverged"})
+    assert second.close("FINISHED", 60.0) == 0
+    runs = Reader(services.mlflow_uri, "run-3").runs()
+    seen = {cell: (run.info.status, run.data.tags["isocompute.state"]) for cell, run in runs.items() if cell}
+    assert seen == {
+        "done": ("FINISHED", "finished"),
+        "open": ("KILLED", "interrupted"),
+        "wild": ("FINISHED", "diverged"),
+    }
+    assert runs["done"].info.end_time == T0 + 2000
+
+
+@pytest.mark.engine
+def test_a_finished_cell_is_completed_once_and_then_left_untouched(services: LocalServices) -> None:
+    reader = Reader(services.mlflow_uri, "run-4")
+    ends = []
+    for rows in ([row(1)], [row(1), row(2)], [row(1), row(2)]):
+        tracker = Tracker.connect(services.mlflow_uri, "restore", "run-4", "grid")
+        tracker.restore("cell", {"a": 1}, rows, "finished")
+        assert tracker.close("FINISHED", 60.0) == 0
+        run = reader.runs()["cell"]
+        assert run.info.status == "FINISHED"
+        ends.append(run.info.end_time)
+    assert ends[1] == ends[2]
+    assert [step for step, _, _ in reader.points("cell", "compute_rollouts")] == [1024, 2048]
+
+
+@pytest.mark.engine
+def test_a_server_away_in_the_middle_holds_nothing_up_and_loses_no_row(services: LocalServices) -> None:
+    tracker = Tracker.connect(services.mlflow_uri, "away", "run-5", "grid")
+    tracker.start({}, {})
+    tracker.cell_started("cell", {})
+    tracker.row("cell", row(1))
+    given_up = Tracker.connect(services.mlflow_uri, "away", "run-6", "grid")
+    services.stop()
+
+    given_up.cell_started("cell", {})
+    given_up.row("cell", row(1))
+    given_up.row("cell", row(2))
+    assert given_up.close("FINISHED", 1.0) == 2
+
+    began = time.monotonic()
+    for step in range(2, 60):
+        tracker.row("cell", row(step, **{f"column_{i}": float(i) for i in range(40)}))
+    tracker.cell_ended("cell", "finished")
+    assert time.monotonic() - began < 0.5
+    services.start(["mlflow"])
+    assert tracker.close("FINISHED", 90.0) == 0
+    reader = Reader(services.mlflow_uri, "run-5")
+    assert [step for step, _, _ in reader.points("cell", "compute_rollouts")] == [
+        1024 * s for s in range(1, 60)
+    ]
+    assert len(reader.points("cell", "column_39")) == 58
+    assert {run.info.status for run in reader.runs().values()} == {"FINISHED"}

@@ -1,0 +1,278 @@
+"""A grid from YAML to frontier on real Ray, vLLM, FSDP and MLflow: undisturbed, killed and continued, and run again.
+
+Nothing of the path is replaced: the grid goes through ``isocompute submit`` to a local head that needs a token.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from orchestrator.local import LocalServices, free_port
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+QUICKSTART = Path(__file__).parents[1] / "grids" / "quickstart"
+GRID = """
+name: {name}
+model: {{path: {quickstart}/model}}
+problems: {{train: {quickstart}/easy_train.jsonl, validation: {folder}/validation.jsonl}}
+grid: {{problems_per_batch: [8], rollouts_per_problem: [4, 8], seeds: [0], compute_rollouts: 1024}}
+recipe: {{type: easy}}
+optimiser: {{learning_rate: 2e-4}}
+sampling: {{temperature: 1.0, max_tokens: 8, prompt_template: "{{prompt}}="}}
+evaluation: {{first_mark: 64, marks_per_doubling: 1, kept_rollouts: 3}}
+pools: {{samplers: {{max_sequences: 256}}, learners: {{count: {learners}, ranks: {ranks}}}}}
+tracking: {{mlflow_uri: "{mlflow_uri}"}}
+commits: {{every_steps: 3}}
+"""
+CELLS = {"bp8-n4-s0": 32, "bp8-n8-s0": 16}
+"""Cells and their update steps M = 1024 / B."""
+MARKS = [64, 128, 256, 512, 1024]
+MEASURED = ("seconds_", "logged_at_ms")
+
+
+@dataclass
+class Site:
+    """A folder with grids, and the services that they run on."""
+
+    folder: Path
+    services: LocalServices
+
+    def write_grid(self, name: str, learners: int = 2, ranks: int = 1) -> Path:
+        path = self.folder / f"{name}.yaml"
+        text = GRID.format(
+            name=name,
+            quickstart=QUICKSTART,
+            folder=self.folder,
+            learners=learners,
+            ranks=ranks,
+            mlflow_uri=self.services.mlflow_uri,
+        )
+        path.write_text(text)
+        return path
+
+    def submit(self, grid: Path) -> "subprocess.Popen[str]":
+        command = [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "submit",
+            str(grid),
+            "--run-dir",
+            str(self.run_dir(grid)),
+        ]
+        return subprocess.Popen(
+            command,
+            env=os.environ | self.services.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run_dir(self, grid: Path) -> Path:
+        return self.folder / "runs" / grid.stem
+
+    def finish(self, grid: Path) -> tuple[int, str]:
+        """Submit and wait; exit code and output."""
+        process = self.submit(grid)
+        output, _ = process.communicate(timeout=600)
+        return process.returncode, output
+
+    def history(self, grid: Path, cell: str) -> list[dict[str, Any]]:
+        path = self.run_dir(grid) / "cells" / cell / "history.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def state(self, grid: Path, cell: str) -> dict[str, Any]:
+        path = self.run_dir(grid) / "cells" / cell / "state.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    problems = (QUICKSTART / "easy_validation.jsonl").read_text().splitlines()[:64]
+    (folder / "validation.jsonl").write_text("\n".join(problems) + "\n")
+    services = LocalServices(folder / "services", dashboard_port=free_port(), mlflow_port=free_port(), cpus=4)
+    with services:
+        yield Site(folder, services)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site) -> Path:
+    """A grid that ran from start to end."""
+    grid = site.write_grid("undisturbed")
+    code, output = site.finish(grid)
+    assert code == 0, output
+    return grid
+
+
+def without_measured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in rows]
+
+
+def job_processes(run_dir: Path) -> list[psutil.Process]:
+    """The controllers of a run: processes whose command line is ``... orchestrator run ... --run-dir <run_dir>``."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "run" in (line := process.info["cmdline"] or []) and str(run_dir) in line and "submit" not in line
+    ]
+
+
+def test_every_cell_finishes_with_a_row_at_each_mark(site: Site, undisturbed: Path) -> None:
+    for cell, steps in CELLS.items():
+        state = site.state(undisturbed, cell)
+        assert (state["state"], state["attempt"], state["commit"]["step"]) == ("finished", 1, steps)
+        rows = site.history(undisturbed, cell)
+        assert [row["compute_rollouts"] for row in rows] == MARKS
+        assert [row["step"] for row in rows] == [mark * steps // 1024 for mark in MARKS]
+
+
+def test_sampler_and_learner_agree_in_every_row(site: Site, undisturbed: Path) -> None:
+    for cell in CELLS:
+        for row in site.history(undisturbed, cell):
+            assert 0 < row["logprob_difference"] < 1e-3
+            assert abs(row["importance_ratio"] - 1) < 1e-3
+
+
+def test_scores_are_those_of_the_kept_definition(site: Site, undisturbed: Path) -> None:
+    for cell in CELLS:
+        for row in site.history(undisturbed, cell):
+            assert 0 <= row["worst_at_4"] <= row["avg_at_4"] <= row["best_at_4"] <= 1
+            # 64 problems of 4 answers.
+            assert (row["avg_at_4"] * 256).is_integer() and (row["best_at_4"] * 64).is_integer()
+        samples = sorted((site.run_dir(undisturbed) / "cells" / cell / "samples").iterdir())
+        assert len(samples) == len(MARKS)
+        for line in samples[-1].read_text().splitlines():
+            sample = json.loads(line)
+            # The quickstart's answers are bare integers, so the reward can be worked out from the text.
+            right = sample["response"].strip() == sample["gold"] and not sample["truncated"]
+            assert sample["reward"] == float(right)
+
+
+def test_the_model_learns_from_its_rewards(site: Site, undisturbed: Path) -> None:
+    """Weights move with the reward's gradient: the gradient is finite and not zero, and the policy leaves the base."""
+    for cell in CELLS:
+        last = site.history(undisturbed, cell)[-1]
+        assert last["grad_norm"] > 0
+        assert last["kl"] > 0
+
+
+def test_a_report_and_a_frontier_are_written(site: Site, undisturbed: Path) -> None:
+    report = site.run_dir(undisturbed) / "report"
+    frontier = json.loads((report / "frontier.json").read_text())
+    assert {cell["cell"] for cell in frontier["cells"]} == set(CELLS)
+    assert "not identified" in (report / "report.html").read_text()
+
+
+def test_mlflow_holds_one_parent_and_one_child_for_each_cell(site: Site, undisturbed: Path) -> None:
+    client = MlflowClient(site.services.mlflow_uri)
+    experiment = client.get_experiment_by_name("undisturbed")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {run.data.tags["isocompute.cell"]: run for run in runs if run is not parent}
+    assert set(children) == set(CELLS)
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+    for cell, run in children.items():
+        points = client.get_metric_history(run.info.run_id, "avg_at_4")
+        rows = site.history(undisturbed, cell)
+        assert [(p.step, p.value) for p in points] == [
+            (row["compute_rollouts"], row["avg_at_4"]) for row in rows
+        ]
+        assert int(run.data.params["rollouts_per_problem"]) == rows[0]["rollouts_per_problem"]
+    assert "report.html" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+
+
+def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> None:
+    run_dir = site.run_dir(undisturbed)
+    before = {path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()}
+    code, output = site.finish(undisturbed)
+    assert code == 0, output
+    assert "2 cells, 2 done" in output
+    assert {
+        path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()
+    } == before
+
+
+def test_a_killed_controller_is_continued_to_the_same_numbers(site: Site, undisturbed: Path) -> None:
+    grid = site.write_grid("killed")
+    process = site.submit(grid)
+    deadline = time.monotonic() + 300
+    # Struck when one cell has committed some of its steps and the rest is still to come.
+    while not any((site.state(grid, cell).get("commit") or {"step": 0})["step"] >= 3 for cell in CELLS):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    controllers = job_processes(site.run_dir(grid))
+    assert controllers
+    for controller in controllers:
+        controller.send_signal(signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0, output
+    committed = {cell: (site.state(grid, cell).get("commit") or {"step": 0})["step"] for cell in CELLS}
+    assert any(step < CELLS[cell] for cell, step in committed.items()), "struck too late to show anything"
+
+    code, output = site.finish(grid)
+    assert code == 0, output
+    for cell in CELLS:
+        # A cell restarted from its commit has had two attempts; a finished one was left alone.
+        expected_attempts = 1 if committed[cell] == CELLS[cell] else 2
+        state = site.state(grid, cell)
+        assert (state["state"], state["attempt"]) == ("finished", expected_attempts)
+        assert without_measured(site.history(grid, cell)) == without_measured(site.history(undisturbed, cell))
+    client = MlflowClient(site.services.mlflow_uri)
+    experiment = client.get_experiment_by_name("killed")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == 1 + len(CELLS) and {run.info.status for run in runs} == {"FINISHED"}
+    for run in runs:
+        points = client.get_metric_history(run.info.run_id, "avg_at_4")
+        assert len({point.step for point in points}) == len(points)
+    assert job_processes(site.run_dir(grid)) == []
+
+
+def test_two_ranks_give_the_same_scores_at_first(site: Site, undisturbed: Path) -> None:
+    """Two FSDP ranks compute what one does, up to rounding, which sampling amplifies only later."""
+    grid = site.write_grid("ranks", learners=1, ranks=2)
+    code, output = site.finish(grid)
+    assert code == 0, output
+    for cell in CELLS:
+        one, two = site.history(undisturbed, cell), site.history(grid, cell)
+        assert [row["compute_rollouts"] for row in two] == MARKS
+        assert two[0]["loss"] == pytest.approx(one[0]["loss"], abs=1e-4)
+        assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-3)
+        assert max(row["logprob_difference"] for row in two) < 1e-3
+
+
+def test_a_grid_that_asks_for_more_than_the_cluster_is_refused_at_once(site: Site) -> None:
+    grid = site.write_grid("greedy", learners=50)
+    started = time.monotonic()
+    code, output = site.finish(grid)
+    assert code == 2, output
+    assert "pools: the grid needs" in output and "the cluster has 4" in output
+    assert time.monotonic() - started < 90
+
+
+def test_a_changed_grid_is_refused_with_the_difference(site: Site, undisturbed: Path) -> None:
+    changed = undisturbed.read_text().replace("2e-4", "3e-4")
+    text = undisturbed.read_text()
+    undisturbed.write_text(changed)
+    try:
+        code, output = site.finish(undisturbed)
+    finally:
+        undisturbed.write_text(text)
+    assert code == 2, output
+    assert "optimiser.learning_rate: 0.0002 -> 0.0003" in output

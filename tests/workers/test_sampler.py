@@ -1,0 +1,157 @@
+"""A real vLLM engine: repeatable, independent of its company, and sampling from the weights it was given."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grids.spec import ModelSpec, SamplerPool, SamplingSpec
+from tests.tiny_models import make_model
+from workers.rollouts import Rollouts, rollout_seed
+from workers.sampler import Sampler, SamplingRequest, checkpoint_shapes
+from workers.weights import Weights, mismatched_tensors, pack_weights, unpack_weights
+
+TEMPERATURE = 0.8
+PROMPTS = ["12+34=", "5+678=", "90+12=", "3+4=", "777+1="]
+
+
+def request_of(prompts: list[list[int]], n: int, first: int = 0) -> SamplingRequest:
+    seeds = [rollout_seed("cell", 3, first + position) for position in range(len(prompts))]
+    return SamplingRequest(prompts, seeds, n)
+
+
+def test_seeds_differ_leave_room_for_samples_and_never_change() -> None:
+    seeds = {rollout_seed("bp16-n4-s0", step, position) for step in range(50) for position in range(50)}
+    assert len(seeds) == 2500
+    assert max(seeds) < 2**62
+    # Frozen: another value would silently change every replay.
+    assert rollout_seed("bp16-n4-s0", 1, 0) == 1377781860687966509
+
+
+def test_neighbouring_positions_do_not_share_seeds_of_samples() -> None:
+    """vLLM gives sample i the seed + i, so positions must lie further apart than any group is large."""
+    seeds = sorted(rollout_seed("cell", 1, position) for position in range(1024))
+    assert min(np.diff(seeds)) > 2048
+
+
+def test_bfloat16_weights_travel_as_integers_without_loss() -> None:
+    tensor = torch.randn(3, 5)
+    weights = pack_weights("v", "bfloat16", [("w", tensor)])
+    assert weights.tensors["w"].dtype == np.int16
+    ((name, back),) = unpack_weights(weights)
+    assert name == "w"
+    assert torch.equal(back, tensor.to(torch.bfloat16))
+
+
+def test_every_tensor_that_does_not_fit_is_named() -> None:
+    faults = mismatched_tensors(
+        {"a": (2, 3), "b": (4,), "extra": (1,)}, {"a": (3, 2), "b": (4,), "missing": (1,)}
+    )
+    assert faults == [
+        "missing was not sent",
+        "extra is unknown to the engine",
+        "a has shape (2, 3), the engine has (3, 2)",
+    ]
+
+
+class Engine:
+    """A sampler actor, called synchronously, and its model folder."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder = folder
+        actor = ray.remote(Sampler).options(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
+        self.actor = actor.remote(
+            ModelSpec(path=str(folder)),
+            SamplingSpec(temperature=TEMPERATURE, max_tokens=6),
+            SamplerPool(max_sequences=64),
+            longest_prompt=12,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+
+    def generate(self, request: SamplingRequest, weights: Weights | None = None) -> Rollouts:
+        return ray.get(self.actor.generate.remote(request, weights))
+
+
+@pytest.fixture(scope="module", params=["untied", "tied"])
+def engine(
+    ray_cluster: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=request.param == "tied"))
+    yield engine
+    ray.kill(engine.actor)
+
+
+def reference_logprobs(model: torch.nn.Module, rollouts: Rollouts) -> np.ndarray:
+    """Log-probabilities by a plain transformers forward pass of each sequence alone."""
+    found = []
+    offsets = rollouts.offsets
+    for i in range(len(rollouts.lengths)):
+        prompt = rollouts.prompts[i // rollouts.rollouts_per_problem]
+        tokens = torch.tensor([*prompt, *rollouts.tokens[offsets[i] : offsets[i + 1]]])[None]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(tokens).logits[0] / TEMPERATURE, dim=-1)
+        positions = range(len(prompt), tokens.shape[1])
+        found += [float(logprobs[p - 1, tokens[0, p]]) for p in positions]
+    return np.array(found)
+
+
+@pytest.mark.engine
+def test_logprobs_are_those_of_the_weights_last_sent(engine: Engine) -> None:
+    model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
+    shapes = checkpoint_shapes(str(engine.folder))
+    generator = torch.Generator().manual_seed(1)
+    for version in ("first", "second"):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        named = [(name, parameter) for name, parameter in model.named_parameters() if name in shapes]
+        rollouts = engine.generate(request_of(engine.prompts, 4), pack_weights(version, "float32", named))
+        assert rollouts.weights_version == version
+        np.testing.assert_allclose(rollouts.logprobs, reference_logprobs(model, rollouts), atol=1e-4)
+
+
+@pytest.mark.engine
+def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) -> None:
+    whole = engine.generate(request_of(engine.prompts, 4))
+    again = engine.generate(request_of(engine.prompts, 4))
+    np.testing.assert_array_equal(again.tokens, whole.tokens)
+    np.testing.assert_array_equal(again.logprobs, whole.logprobs)
+    part = engine.generate(request_of(engine.prompts[3:], 4, first=3))
+    split = int(whole.lengths[: 3 * 4].sum())
+    np.testing.assert_array_equal(part.tokens, whole.tokens[split:])
+    np.testing.assert_array_equal(part.logprobs, whole.logprobs[split:])
+    other = engine.generate(request_of(engine.prompts, 4, first=50))
+    assert not np.array_equal(other.tokens, whole.tokens)
+
+
+@pytest.mark.engine
+def test_rollouts_are_grouped_by_prompt_and_mark_truncation(engine: Engine) -> None:
+    rollouts = engine.generate(request_of(engine.prompts, 3))
+    assert len(rollouts.texts) == len(rollouts.lengths) == len(rollouts.truncated) == 3 * len(PROMPTS)
+    assert rollouts.lengths.sum() == len(rollouts.tokens) == len(rollouts.logprobs)
+    tokenizer = AutoTokenizer.from_pretrained(engine.folder)
+    ends = rollouts.tokens[rollouts.offsets[1:] - 1] == tokenizer.eos_token_id
+    np.testing.assert_array_equal(rollouts.truncated, ~ends)
+    assert (rollouts.lengths[rollouts.truncated] == 6).all()
+
+
+@pytest.mark.engine
+def test_weights_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
+    model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
+    named = dict(model.named_parameters())
+    norm = named.pop("model.norm.weight")
+    named["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 3)
+    named["model.unheard_of"] = norm
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        engine.generate(request_of(engine.prompts, 2), pack_weights("bad", "float32", named.items()))
+    message = str(caught.value)
+    assert "model.norm.weight was not sent" in message
+    assert "model.unheard_of is unknown" in message
+    assert "model.layers.0.mlp.up_proj.weight has shape (3, 3)" in message
+    # A refused load leaves the engine as it was.
+    assert engine.generate(request_of(engine.prompts, 2)).weights_version != "bad"

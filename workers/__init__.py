@@ -1,0 +1,1 @@
+"""The data plane: problems, sampler, learner, verifier and the GRPO mathematics."""

@@ -1,0 +1,303 @@
+"""One rank of a learner group: FSDP2 training of one cell at a time."""
+
+import datetime
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from grids.spec import ModelSpec, OptimiserSpec, Recipe
+from workers import checkpoints, grpo, policy
+from workers.rollouts import Rollouts
+from workers.weights import Weights, pack_weights
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=5)
+"""A dead rank hangs the others in their next collective for at most so long."""
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is not finite: a result of the cell's settings, which no retry would change."""
+
+
+class StaleRollouts(RuntimeError):
+    """Rollouts come from other weights than the learner's: the batch would not be on-policy."""
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What stays the same for all cells that a group serves."""
+
+    model: ModelSpec
+    recipe: Recipe
+    optimiser: OptimiserSpec
+    temperature: float
+    micro_batch_tokens: int
+    threads: int
+    on_gpu: bool
+
+
+class LearnerRank:
+    """A rank. All ranks of a group are called with the same arguments and take part in each call."""
+
+    def __init__(self, settings: LearnerSettings, rank: int, ranks: int) -> None:
+        """Hold the settings; ``join`` connects the group."""
+        torch.set_num_threads(settings.threads)
+        self._settings = settings
+        self._rank = rank
+        self._ranks = ranks
+        self._device = torch.device("cuda" if settings.on_gpu else "cpu")
+
+    def open_store(self) -> tuple[str, int]:
+        """On rank 0: open the group's meeting point and return its (host, port).
+
+        The port is the system's choice, made by the socket that then listens on it: two groups cannot race for one.
+        """
+        host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, self._ranks, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, host: str, port: int) -> None:
+        """Connect to the group and load the base model."""
+        settings = self._settings
+        if self._rank > 0:
+            self._store = dist.TCPStore(host, port, self._ranks, is_master=False)
+        dist.init_process_group(
+            "nccl" if settings.on_gpu else "gloo",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._ranks,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+        mesh = init_device_mesh(self._device.type, (self._ranks,))
+        self._model = self._load_sharded(mesh)
+        self._base_model = self._load_sharded(mesh) if settings.recipe.kl_coefficient else None
+        self._base_shards = [local_shard(p).to("cpu", copy=True) for p in self._model.parameters()]
+
+    def _load_sharded(self, mesh: dist.DeviceMesh) -> torch.nn.Module:
+        model = policy.load_policy(self._settings.model.path).to(self._device)
+        return policy.shard_policy(model, mesh, self._settings.model.dtype)
+
+    def begin_cell(self, version: str, checkpoint: Path | None) -> Weights | None:
+        """Take up a cell from its checkpoint, or from the base model with a fresh optimiser.
+
+        Args:
+            version: name of the weights at this point.
+            checkpoint: a complete checkpoint folder, or None.
+
+        Returns:
+            The weights on rank 0, None elsewhere.
+        """
+        with torch.no_grad():
+            for parameter, shard in zip(self._model.parameters(), self._base_shards, strict=True):
+                local_shard(parameter).copy_(shard)
+        optimiser = self._settings.optimiser
+        self._optimiser = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=0.0,
+            betas=(optimiser.beta1, optimiser.beta2),
+            eps=optimiser.epsilon,
+            weight_decay=optimiser.weight_decay,
+        )
+        if checkpoint is not None:
+            checkpoints.load(checkpoint, self._model, self._optimiser)
+        self._version = version
+        return self._pack()
+
+    def update(
+        self, version: str, learning_rate: float, rollouts: Rollouts, rewards: np.ndarray
+    ) -> tuple[dict[str, float], Weights | None]:
+        """One GRPO update on one batch.
+
+        A batch without any gradient still makes a step: AdamW's moments decay and its step count rises, so that the number of
+        updates is a function of compute alone.
+
+        Args:
+            version: name of the weights after the update.
+            learning_rate: of this step.
+            rollouts: G groups of n, sampled from exactly the learner's present weights.
+            rewards: [R] float32.
+
+        Returns:
+            (metrics of the batch, the new weights on rank 0 and None elsewhere). ``metrics`` are columns of the history.
+
+        Raises:
+            StaleRollouts: the rollouts were made by other weights.
+            Diverged: the loss or the gradient is not finite; the weights are unchanged.
+        """
+        started = time.monotonic()
+        if rollouts.weights_version != self._version:
+            raise StaleRollouts(f"rollouts of {rollouts.weights_version} for a learner at {self._version}")
+        metrics = self.backward(rollouts, rewards)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._model.parameters(), self._settings.optimiser.max_gradient_norm
+        )
+        metrics["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+            raise Diverged(f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}")
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
+        self._optimiser.step()
+        self._version = version
+        weights = self._pack()
+        return metrics | {
+            "learning_rate": learning_rate,
+            "seconds_learning": time.monotonic() - started,
+        }, weights
+
+    def backward(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, float]:
+        """Gradients of the loss over the whole batch, left in the parameters, and the batch's metrics."""
+        recipe = self._settings.recipe
+        n = rollouts.rollouts_per_problem
+        grouped = rewards.reshape(-1, n)
+        advantages = grpo.group_advantages(grouped).reshape(-1)
+        weights = grpo.token_weights(grouped, rollouts.lengths, recipe.zero_variance_filter)
+        prompt_lengths = np.repeat([len(prompt) for prompt in rollouts.prompts], n)
+        plan = grpo.plan_micro_batches(
+            prompt_lengths + rollouts.lengths, self._ranks, self._settings.micro_batch_tokens
+        )[self._rank]
+        self._model.zero_grad()
+        sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+        largest = 0.0
+        for position, indices in enumerate(plan):
+            self._model.set_requires_gradient_sync(position == len(plan) - 1)
+            if len(indices) == 0:
+                # Take part in the collectives of the other ranks, with a single token and no weight.
+                token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
+                if self._base_model is not None:
+                    self._base_model(input_ids=token)
+                (self._model(input_ids=token).logits.sum() * 0.0).backward()
+                continue
+            batch = policy.ResponseBatch(rollouts, indices, self._device)
+            terms = self._terms(batch, rollouts, advantages, weights)
+            loss = grpo.grpo_loss(
+                terms,
+                kl_coefficient=recipe.kl_coefficient,
+                entropy_coefficient=recipe.entropy_coefficient,
+                tis_cap=recipe.tis_cap,
+            )
+            # FSDP averages gradients over ranks; the loss is a sum over them.
+            (loss * self._ranks).backward()
+            sums += _micro_batch_sums(loss, terms, recipe.tis_cap)
+            differences = (terms.logprobs.detach() - terms.sampler_logprobs).abs()
+            largest = max(largest, float(differences.max()))
+        return self._batch_metrics(sums, largest, rollouts, grouped)
+
+    def _terms(
+        self,
+        batch: policy.ResponseBatch,
+        rollouts: Rollouts,
+        advantages: np.ndarray,
+        weights: grpo.TokenWeights,
+    ) -> grpo.TokenTerms:
+        temperature = self._settings.temperature
+        base_logprobs = None
+        if self._base_model is not None:
+            with torch.no_grad():
+                base_logprobs, _ = policy.response_statistics(self._base_model, batch, temperature)
+        needs_entropy_gradient = self._settings.recipe.entropy_coefficient > 0
+        logprobs, entropies = policy.response_statistics(self._model, batch, temperature)
+
+        def of_responses(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values[batch.response_index]).to(self._device, logprobs.dtype)
+
+        return grpo.TokenTerms(
+            logprobs=logprobs,
+            entropies=entropies if needs_entropy_gradient else entropies.detach(),
+            sampler_logprobs=torch.from_numpy(rollouts.logprobs[batch.token_index]).to(self._device),
+            base_logprobs=base_logprobs,
+            advantages=of_responses(advantages),
+            policy_weights=of_responses(weights.policy),
+            regulariser_weights=of_responses(weights.regulariser),
+        )
+
+    def _batch_metrics(
+        self, sums: torch.Tensor, largest: float, rollouts: Rollouts, rewards: np.ndarray
+    ) -> dict[str, float]:
+        if self._ranks > 1:
+            sums = sums.to(self._device)
+            dist.all_reduce(sums)
+            maximum = torch.tensor(largest, dtype=torch.float64, device=self._device)
+            dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
+            largest = float(maximum)
+        total = dict(zip(_SUMS, sums.tolist(), strict=True))
+        tokens = len(rollouts.tokens)
+        flat = grpo.zero_variance(rewards)
+        metrics = {
+            "loss": total["loss"],
+            "entropy": total["entropy"] / tokens,
+            "importance_ratio": total["importance_ratio"] / tokens,
+            "tis_capped": total["tis_capped"] / tokens,
+            "logprob_difference": largest,
+            "logprob_mean_difference": total["logprob_difference"] / tokens,
+            "train_reward": float(rewards.mean()),
+            "response_tokens": float(rollouts.lengths.mean()),
+            "truncated": float(rollouts.truncated.mean()),
+            "zero_variance_right": float((flat & (rewards[:, 0] > 0)).mean()),
+            "zero_variance_wrong": float((flat & (rewards[:, 0] <= 0)).mean()),
+        }
+        if self._base_model is not None:
+            metrics["kl"] = total["kl"] / tokens
+        return metrics
+
+    def logprobs(self, rollouts: Rollouts) -> np.ndarray:
+        """[T] the learner's log-probabilities of all response tokens, at the sampling temperature."""
+        result = np.zeros(len(rollouts.tokens), dtype=np.float32)
+        for index in range(len(rollouts.lengths)):
+            batch = policy.ResponseBatch(rollouts, np.asarray([index]), self._device)
+            with torch.no_grad():
+                values, _ = policy.response_statistics(self._model, batch, self._settings.temperature)
+            result[batch.token_index] = values.cpu().numpy()
+        return result
+
+    def perturb(self, version: str) -> Weights | None:
+        """Change every weight a little (see ``policy.perturb_``) for the start-up probe; ``begin_cell`` undoes it."""
+        policy.perturb_(self._model)
+        self._version = version
+        return self._pack()
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimiser to an empty folder; the caller marks it complete."""
+        checkpoints.save(folder, self._model, self._optimiser)
+
+    def _pack(self) -> Weights | None:
+        parameters = policy.full_parameters(self._model)
+        if self._rank == 0:
+            return pack_weights(self._version, self._settings.model.dtype, parameters)
+        for _ in parameters:
+            pass
+        return None
+
+
+_SUMS = ("loss", "entropy", "kl", "importance_ratio", "tis_capped", "logprob_difference")
+"""What a micro-batch adds to: sums over tokens, except for the loss, whose weights make it a mean."""
+
+
+def _micro_batch_sums(loss: torch.Tensor, terms: grpo.TokenTerms, tis_cap: float) -> torch.Tensor:
+    ratios = grpo.importance_ratios(terms)
+    kl = (
+        0.0
+        if terms.base_logprobs is None
+        else float(grpo.k3(terms.base_logprobs, terms.logprobs.detach()).sum())
+    )
+    return torch.tensor(
+        [
+            float(loss.detach()),
+            float(terms.entropies.detach().sum()),
+            kl,
+            float(ratios.sum()),
+            float((ratios > tis_cap).sum()),
+            float((terms.logprobs.detach() - terms.sampler_logprobs).abs().sum()),
+        ],
+        dtype=torch.float64,
+    )
+
+
+def local_shard(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded parameter."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -1,0 +1,163 @@
+"""Sampling with vLLM: one engine in one process, strictly from the weights it was given."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from grids.errors import UserError
+from grids.spec import ModelSpec, SamplerPool, SamplingSpec
+from workers.rollouts import Rollouts
+from workers.weights import Weights, mismatched_tensors
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """What to sample: ``rollouts_per_problem`` responses to each prompt."""
+
+    prompts: Sequence[Sequence[int]]
+    """G prompts as tokens."""
+    seeds: Sequence[int]
+    """G seeds (``rollouts.rollout_seed``); sample i of a prompt uses seed + i."""
+    rollouts_per_problem: int
+    """n"""
+
+
+class WeightsRefused(RuntimeError):
+    """The engine did not take the weights as they were sent; the message names the tensors."""
+
+
+class Sampler:
+    """A vLLM engine in this process. On CPU it runs one thread, which makes its results repeatable bit for bit.
+
+    Results depend on the weights, the prompts and the seeds alone: not on the engine, on other requests or on earlier calls.
+    """
+
+    def __init__(
+        self, model: ModelSpec, sampling: SamplingSpec, pool: SamplerPool, longest_prompt: int
+    ) -> None:
+        """Start the engine with the base model's weights.
+
+        Args:
+            model: the base model.
+            sampling: temperature, token limit and end tokens.
+            pool: resources of this engine.
+            longest_prompt: tokens of the longest prompt that will come.
+        """
+        on_gpu = pool.gpus > 0
+        # Read when vLLM is imported, so they must be set first.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        if not on_gpu:
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(pool.kv_cache_gib)))
+            os.environ["OMP_NUM_THREADS"] = "1"
+        import torch
+        from vllm import LLM
+
+        if not on_gpu:
+            torch.set_num_threads(1)
+        longest = longest_prompt + sampling.max_tokens
+        self._sampling = sampling
+        self._llm = LLM(
+            model=model.path,
+            dtype=model.dtype,
+            worker_extension_cls="workers.engine_weights.WeightLoading",
+            distributed_executor_backend="uni" if pool.gpus <= 1 else "mp",
+            tensor_parallel_size=max(1, pool.gpus),
+            enforce_eager=not on_gpu,
+            # A seeded request must not be split over two prefills (vLLM's CPU sampler would lose its place), nor be preempted.
+            enable_chunked_prefill=False,
+            max_model_len=longest,
+            max_num_seqs=pool.max_sequences,
+            max_num_batched_tokens=max(longest, 8192),
+            # After temperature: what the learner's log-probabilities are compared with.
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            seed=0,
+        )
+        self._tokenizer = self._llm.get_tokenizer()
+        self._stop_token_ids = [_token_id(self._tokenizer, token) for token in sampling.stop_tokens]
+        self._expected_shapes = checkpoint_shapes(model.path)
+        self._version = "base"
+
+    def generate(self, request: SamplingRequest, weights: Weights | None = None) -> Rollouts:
+        """Sample from ``weights``, which are loaded unless the engine already holds that version.
+
+        Raises:
+            WeightsRefused: a tensor is missing, unknown or of another shape.
+        """
+        from vllm import SamplingParams
+
+        if weights is not None and weights.version != self._version:
+            self._load(weights)
+        n = request.rollouts_per_problem
+        parameters = [
+            SamplingParams(
+                n=n,
+                seed=seed,
+                temperature=self._sampling.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=self._sampling.max_tokens,
+                stop_token_ids=self._stop_token_ids,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                skip_clone=True,
+            )
+            for seed in request.seeds
+        ]
+        prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
+        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        responses = [response for output in outputs for response in output.outputs]
+        return Rollouts(
+            rollouts_per_problem=n,
+            prompts=[np.asarray(prompt, dtype=np.int32) for prompt in request.prompts],
+            tokens=np.fromiter(chain.from_iterable(r.token_ids for r in responses), dtype=np.int32),
+            logprobs=np.fromiter(
+                chain.from_iterable(r.logprobs.logprobs for r in responses), dtype=np.float32
+            ),
+            lengths=np.fromiter((len(r.token_ids) for r in responses), dtype=np.int64),
+            truncated=np.fromiter((r.finish_reason == "length" for r in responses), dtype=bool),
+            texts=self._tokenizer.batch_decode(
+                [list(r.token_ids) for r in responses], skip_special_tokens=True
+            ),
+            weights_version=self._version,
+        )
+
+    def _load(self, weights: Weights) -> None:
+        faults = mismatched_tensors(
+            {name: array.shape for name, array in weights.tensors.items()}, self._expected_shapes
+        )
+        if not faults:
+            # Until the new weights are in, the engine holds neither version.
+            self._version = "none"
+            for untouched in self._llm.collective_rpc("load_weights_in_place", args=(weights,)):
+                faults += [f"{name} of the engine received nothing" for name in untouched]
+        if faults:
+            raise WeightsRefused(f"weights {weights.version}: " + "; ".join(faults))
+        # Cached prefixes belong to the old weights.
+        self._llm.reset_prefix_cache()
+        self._version = weights.version
+
+
+def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's parameters, tied ones once, from its configuration alone (no weights are read)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _token_id(tokenizer: Any, token: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise UserError(
+            f"sampling.stop_tokens: {token!r} is no token of the model; name one from its tokenizer"
+        )
+    return token_id

@@ -1,0 +1,50 @@
+"""Weights on their way from a learner to the samplers: named arrays that travel through Ray's object store."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One version of a policy's weights under the names of its transformers checkpoint."""
+
+    version: str
+    """Names cell and update step, so that rollouts can say which weights made them."""
+    dtype: str
+    """``float32`` or ``bfloat16``; numpy has no bfloat16, which therefore travels as int16."""
+    tensors: dict[str, np.ndarray]
+
+
+def pack_weights(version: str, dtype: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
+    """Copy tensors to arrays of ``dtype``."""
+    torch_dtype = DTYPES[dtype]
+    arrays = {}
+    for name, tensor in tensors:
+        # ``contiguous().clone()`` because the optimiser goes on changing the tensor in place.
+        cast = tensor.detach().to(device="cpu", dtype=torch_dtype).contiguous().clone()
+        arrays[name] = (cast.view(torch.int16) if torch_dtype is torch.bfloat16 else cast).numpy()
+    return Weights(version, dtype, arrays)
+
+
+def unpack_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of ``weights``. Arrays from the object store are read-only, so each is copied once."""
+    for name, array in weights.tensors.items():
+        tensor = torch.from_numpy(array.copy())
+        yield name, tensor.view(torch.bfloat16) if weights.dtype == "bfloat16" else tensor
+
+
+def mismatched_tensors(sent: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> list[str]:
+    """Sentences that name every tensor which is missing, unknown or of another shape; empty when all fit."""
+    faults = [f"{name} was not sent" for name in sorted(expected.keys() - sent.keys())]
+    faults += [f"{name} is unknown to the engine" for name in sorted(sent.keys() - expected.keys())]
+    faults += [
+        f"{name} has shape {sent[name]}, the engine has {expected[name]}"
+        for name in sorted(sent.keys() & expected.keys())
+        if sent[name] != expected[name]
+    ]
+    return faults
