@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@total=$$(grep -c '==' constraints.txt); \
 	echo "set-up 2/4: $$total pinned packages (about 750 MB, some minutes)"; \
 	$(BIN)/pip install --no-deps --no-compile --progress-bar off -r constraints.txt 2>&1 | awk -v total=$$total ' \
-	  /^(Collecting|Requirement already)/ && ++n % 50 == 0 {print "  found " n " of " total} \
+	  /^(Collecting|Processing|Requirement already)/ && ++n % 50 == 0 {print "  found " n " of " total} \
 	  /^Installing/ {print "  unpacking"} \
 	  /^ *(ERROR|error)/ {print > "/dev/stderr"} \
 	  {fflush()}'

@@ -40,13 +40,19 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
 
 @app.command()
 def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
-    """Show the cells of a grid, its totals, and what is missing here. Starts nothing."""
+    """Show the cells of a grid, its totals, what is missing here and, where RAY_ADDRESS is set, whether it fits there."""
     from grids.loading import load_grid
     from orchestrator import planning
 
     spec = load_grid(grid)
     print_rows(planning.plan_rows(spec), format_)
-    lines = [planning.summary(spec), *(f"warning: {text}" for text in planning.warnings(spec))]
+    warnings = planning.warnings(spec)
+    if os.environ.get("RAY_ADDRESS"):
+        from orchestrator import cluster
+
+        cluster.connect()
+        warnings += planning.resource_faults(spec, cluster.connected_nodes())
+    lines = [planning.summary(spec), *(f"warning: {text}" for text in warnings)]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
 
 

@@ -1,6 +1,7 @@
 """The controller: one coroutine for each cell in flight, over pools that all cells share."""
 
 import asyncio
+import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
@@ -85,9 +86,13 @@ class Controller:
             return
         weights = await pools.learners[0].begin_cell("base", None)
         metrics, samples = await evaluate(pools, self.spec, self.data, weights)
-        await asyncio.to_thread(
-            self.run_store.write_base, {"compute_rollouts": 0, **metrics, "samples": samples}
-        )
+        row = {
+            "compute_rollouts": 0,
+            **metrics,
+            "logged_at_ms": time.time_ns() // 1_000_000,
+            "samples": samples,
+        }
+        await asyncio.to_thread(self.run_store.write_base, row)
         self.console.base(metrics)
 
     async def _serve(self, learner: LearnerGroup, pools: Pools) -> None:
@@ -99,9 +104,7 @@ class Controller:
         """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
         store = self.run_store.cell(cell.id)
         self.tracker.cell_started(cell.id, cell_parameters(cell))
-        # Rows of earlier attempts that the server may have missed; it skips those that it has.
-        committed = store.read().commit
-        for row in store.rows()[: committed.history_rows if committed else 0]:
+        for row in self._tracked_rows(cell):
             self.tracker.row(cell.id, row)
         self.console.started(cell)
         try:
@@ -123,6 +126,20 @@ class Controller:
         else:
             self.tracker.cell_ended(cell.id, State.FINISHED)
             self.console.ended(cell, State.FINISHED, None)
+
+    def restore_tracking(self, cells: list[Cell]) -> None:
+        """Offer MLflow what it may have missed of cells that are done; it skips what it has."""
+        states = self.run_store.states()
+        for cell in cells:
+            state = str(states[cell.id].state)
+            self.tracker.restore(cell.id, cell_parameters(cell), self._tracked_rows(cell), state)
+
+    def _tracked_rows(self, cell: Cell) -> list[dict[str, Any]]:
+        """The base model's row, at which every chart starts, and a cell's committed rows."""
+        store = self.run_store.cell(cell.id)
+        commit = store.read().commit
+        base = self.run_store.read_base()
+        return ([base] if base else []) + store.rows()[: commit.history_rows if commit else 0]
 
     def step(self, cell: Cell, step: int) -> None:
         """A cell has made a step (``cell_run.Listener``)."""

@@ -266,7 +266,7 @@ def _owner(port: int) -> str | None:
     owners = {
         connection.pid
         for connection in connections
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
     }
     for pid in owners - {None}:
         try:

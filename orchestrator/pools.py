@@ -123,42 +123,6 @@ class Pools:
     grader: ActorHandle
 
 
-def require_resources(spec: GridSpec) -> None:
-    """Compare what the pools need with the connected cluster.
-
-    Raises:
-        UserError: the cluster as a whole or every single node is too small; Ray itself would wait for ever.
-    """
-    samplers, learners = spec.pools.samplers, spec.pools.learners
-    needs = {
-        "CPU": samplers.count * samplers.cpus
-        + learners.count * learners.ranks * learners.cpus
-        + spec.verifier.workers,
-        "GPU": samplers.count * samplers.gpus + learners.count * learners.ranks * learners.gpus,
-    }
-    for resource, needed in needs.items():
-        there = ray.cluster_resources().get(resource, 0)
-        if needed > there:
-            raise UserError(
-                f"pools: the grid needs {needed} {resource}s, the cluster has {there:g}; "
-                f"lower count, ranks, cpus or gpus under pools, or add nodes"
-            )
-    largest = {
-        resource: max(node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"])
-        for resource in needs
-    }
-    for field, single in (
-        ("pools.samplers", {"CPU": samplers.cpus, "GPU": samplers.gpus}),
-        ("pools.learners", {"CPU": learners.cpus, "GPU": learners.gpus}),
-        ("verifier.workers", {"CPU": spec.verifier.workers, "GPU": 0}),
-    ):
-        for resource, needed in single.items():
-            if needed > largest[resource]:
-                raise UserError(
-                    f"{field}: one of them needs {needed} {resource}s, the largest node has {largest[resource]:g}; lower it"
-                )
-
-
 async def start_pools(spec: GridSpec, longest_prompt: int) -> Pools:
     """Start engines, learner groups and the grader side by side, and wait until all serve."""
     sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners

@@ -12,26 +12,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from analysis.report import Report, write_report
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, load_grid
-from grids.spec import GridSpec
+from orchestrator import cluster
 from orchestrator.console import Console
 from orchestrator.controller import Controller, PoolLost, unfinished
-from orchestrator.data import GridData, load_data
-from orchestrator.failures import first_line
+from orchestrator.data import load_data
 from orchestrator.lease import Lease
-from orchestrator.pools import require_resources
+from orchestrator.planning import resource_faults
 from orchestrator.results import print_report
 from orchestrator.store import RunStore, State
 from orchestrator.tracking import RunStatus, Tracker
 
 LEASE_SECONDS = 10.0
 """Time-to-live of the lease: how long a starter watches before it takes over from a controller that stands still."""
-CONNECT_SECONDS = 5.0
 FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
 
@@ -65,28 +61,29 @@ def run_grid(grid_path: Path, run_dir: Path) -> ExitCode:
     lease = Lease.acquire(run_store.lease_dir, holder(), LEASE_SECONDS)
     with lease:
         run_store.hold(lease.epoch, lease.check)
+        to_do = unfinished(cells, run_store)
+        console.say(f"{run_dir}: {len(cells)} cells, {len(cells) - len(to_do)} done")
+        if to_do:
+            cluster.connect()
+            for fault in resource_faults(spec, cluster.connected_nodes()):
+                raise UserError(fault)
         tracker = Tracker.connect(
             spec.tracking.mlflow_uri, spec.name, run_store.resolved["run_id"], run_dir.name
         )
-        return _run_held(spec, cells, data, run_store, tracker, console)
+        return _run_held(cells, to_do, Controller(spec, data, run_store, tracker, console))
 
 
-def _run_held(
-    spec: GridSpec, cells: list[Cell], data: GridData, run_store: RunStore, tracker: Tracker, console: Console
-) -> ExitCode:
-    to_do = unfinished(cells, run_store)
-    console.say(f"{run_store.run_dir}: {len(cells)} cells, {len(cells) - len(to_do)} done")
+def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller) -> ExitCode:
+    run_store, tracker, console = controller.run_store, controller.tracker, controller.console
     status: RunStatus = "FAILED"
     try:
-        if to_do:
-            connect_to_ray()
-            require_resources(spec)
-        tracker.start(dump_grid(spec), {"isocompute.run_dir": str(run_store.run_dir)})
+        tracker.start(dump_grid(controller.spec), {"isocompute.run_dir": str(run_store.run_dir)})
         tracker.reconcile({cell: str(state.state) for cell, state in run_store.states().items()})
+        controller.restore_tracking([cell for cell in cells if cell not in to_do])
         try:
             if to_do:
                 with console:
-                    _train(Controller(spec, data, run_store, tracker, console), to_do)
+                    _train(controller, to_do)
         except asyncio.CancelledError:
             status = "KILLED"
             console.say("interrupted; the same command continues from each cell's last commit")
@@ -117,37 +114,6 @@ def _train(controller: Controller, cells: list[Cell]) -> None:
         await controller.run(cells)
 
     asyncio.run(cancellable())
-
-
-def connect_to_ray() -> None:
-    """Connect to the cluster of RAY_ADDRESS, or the one started on this machine.
-
-    Raises:
-        UserError: none answers.
-    """
-    mend = "start one with 'ray start --head', or set RAY_ADDRESS to the HOST:PORT of a running head"
-    try:
-        # Ray's own rule (RAY_ADDRESS, else a head on this machine), which has no public name.
-        address = ray._private.services.get_ray_address_from_environment("auto", None)
-    except ConnectionError:
-        raise UserError(f"no Ray cluster is known here; {mend}") from None
-    host, _, port = address.rpartition(":")
-    if "/" in address or not port.isdecimal():
-        raise UserError(
-            f"RAY_ADDRESS: {address} is no HOST:PORT of a Ray head; use 'isocompute submit' with a job address"
-        )
-    # Ray itself would try a dead address for many minutes.
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"no Ray cluster answers at {address} ({error}), it may be stale; {mend}") from error
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise UserError(
-            f"the Ray cluster at {address} refuses ({first_line(error)}); if it needs a token, set RAY_AUTH_MODE=token and "
-            f"RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-        ) from error
 
 
 def holder() -> str:

@@ -189,11 +189,13 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_cell(site: Site, undistu
     for cell, run in children.items():
         points = client.get_metric_history(run.info.run_id, "avg_at_4")
         rows = site.history(undisturbed, cell)
-        assert [(p.step, p.value) for p in points] == [
-            (row["compute_rollouts"], row["avg_at_4"]) for row in rows
-        ]
+        base = json.loads((site.run_dir(undisturbed) / "base.json").read_text())
+        expected = [(row["compute_rollouts"], row["avg_at_4"]) for row in [base, *rows]]
+        assert [(point.step, point.value) for point in points] == expected
+        assert expected[0][0] == 0
         assert int(run.data.params["rollouts_per_problem"]) == rows[0]["rollouts_per_problem"]
-    assert "report.html" in {file.path for file in client.list_artifacts(parent.info.run_id)}
+    artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, "report")}
+    assert {"report/report.html", "report/frontier.json", "report/frontier.svg"} <= artifacts
 
 
 def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> None:

@@ -125,9 +125,13 @@ def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(
         assert forged.status_code == 403
 
         pids = {process.pid for process in family}
-        listening = [c for c in psutil.net_connections("tcp") if c.pid in pids and c.status == "LISTEN"]
-        assert {services.dashboard_port, services.mlflow_port} <= {c.laddr.port for c in listening}
-        assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        listening = [
+            (connection.laddr.ip, connection.laddr.port)
+            for connection in psutil.net_connections("tcp")
+            if connection.pid in pids and connection.status == psutil.CONN_LISTEN and connection.laddr
+        ]
+        assert {services.dashboard_port, services.mlflow_port} <= {port for _, port in listening}
+        assert {address for address, _ in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
         assert services.environment() == {
             "RAY_ADDRESS": f"http://127.0.0.1:{services.dashboard_port}",

@@ -1,6 +1,7 @@
 """Staging, and submission to a real Ray head that needs a token (marker ``engine``)."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -130,9 +131,10 @@ def test_an_interrupted_follower_leaves_the_job_running_and_says_how_to_go_on(
     pieces: list[str] = []
 
     def interrupt_once_begun() -> None:
-        while not any("begun" in piece and "sleep" not in piece for piece in pieces):
+        deadline = time.monotonic() + 120
+        while "begun" not in "".join(pieces).splitlines() and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.kill(os.getpid(), 2)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt_once_begun, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

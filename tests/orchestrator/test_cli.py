@@ -1,0 +1,122 @@
+"""The command line as a user meets it: real processes, their exit codes, and what they print where."""
+
+import csv
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "grids" / "quickstart.yaml"
+
+
+def isocompute(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *map(str, arguments)],
+        cwd=ROOT,
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def grid_with(tmp_path: Path, old: str, new: str) -> Path:
+    """The quickstart's grid with absolute paths and one change."""
+    text = QUICKSTART.read_text().replace(": quickstart/", f": {ROOT}/grids/quickstart/")
+    assert old in text
+    path = tmp_path / "grid.yaml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def refusal(result: "subprocess.CompletedProcess[str]") -> str:
+    """The one line on stderr of a command that was refused."""
+    assert result.returncode == 2, result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("isocompute: ")
+    return lines[0]
+
+
+def test_plan_prints_the_papers_39_cells_as_csv_and_its_warnings_beside_it() -> None:
+    result = isocompute("plan", ROOT / "grids" / "paper_easy_qwen2.5_7b.yaml", "--format", "csv")
+    assert result.returncode == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(rows) == 39
+    assert rows[0]["cell"] == "bp32-n8-s0"
+    assert "assumption: compute_rollouts (C_max) is unpublished" in result.stderr
+
+
+def test_plan_as_json_is_json() -> None:
+    result = isocompute("plan", QUICKSTART, "--format", "json")
+    assert [row["cell"] for row in json.loads(result.stdout)] == ["bp16-n4-s0", "bp16-n16-s0", "bp16-n64-s0"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        (
+            "temperature: 1.0",
+            "temprature: 1.0",
+            ["grid.yaml: sampling.temprature", "did you mean temperature?"],
+        ),
+        ("temperature: 1.0", "temperature: -1", ["sampling.temperature", "greater than 0"]),
+        (
+            "compute_rollouts: 32768",
+            "compute_rollouts: 32768\n  max_batch_rollouts: 8",
+            ["grid.max_batch_rollouts", "64"],
+        ),
+    ],
+)
+def test_a_faulty_grid_is_refused_in_one_line(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
+    line = refusal(isocompute("plan", grid_with(tmp_path, old, new)))
+    for part in parts:
+        assert part in line
+
+
+def test_a_missing_problem_file_is_named_by_run(tmp_path: Path) -> None:
+    path = grid_with(tmp_path, "easy_train.jsonl", "absent.jsonl")
+    line = refusal(isocompute("run", path, "--run-dir", tmp_path / "run"))
+    assert "absent.jsonl" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_model_is_named_by_run(tmp_path: Path) -> None:
+    path = grid_with(tmp_path, "quickstart/model", "quickstart/absent")
+    line = refusal(isocompute("run", path, "--run-dir", tmp_path / "run"))
+    assert "model.path" in line and "absent" in line
+
+
+def test_a_relative_run_folder_is_refused(tmp_path: Path) -> None:
+    line = refusal(isocompute("run", grid_with(tmp_path, "seeds: [0]", "seeds: [1]"), "--run-dir", "runs/x"))
+    assert "absolute" in line
+
+
+def test_run_inside_a_job_needs_a_run_folder(tmp_path: Path) -> None:
+    line = refusal(isocompute("run", QUICKSTART, RAY_JOB_CONFIG_JSON_ENV_VAR="{}"))
+    assert "--run-dir" in line
+
+
+def test_a_stale_ray_address_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    path = grid_with(tmp_path, "seeds: [0]", "seeds: [1]")
+    result = isocompute("run", path, "--run-dir", tmp_path / "run", RAY_ADDRESS=f"127.0.0.1:{port}")
+    assert f"no Ray cluster answers at 127.0.0.1:{port}" in refusal(result)
+
+
+def test_status_of_no_run_is_refused(tmp_path: Path) -> None:
+    assert "not a run folder" in refusal(isocompute("status", tmp_path))
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = isocompute("--debug", "status", tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
