@@ -30,6 +30,8 @@ LEASE_SECONDS = 10.0
 """Time-to-live of the lease: how long a starter watches before it takes over from a controller that stands still."""
 FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
+INTERRUPTED_FLUSH_SECONDS = 1.5
+"""The same when told to stop: Ray kills a stopped job after 3 seconds."""
 
 
 class ExitCode(IntEnum):
@@ -60,7 +62,7 @@ def run_grid(grid_path: Path, run_dir: Path) -> ExitCode:
     )
     lease = Lease.acquire(run_store.lease_dir, holder(), LEASE_SECONDS)
     with lease:
-        run_store.hold(lease.epoch, lease.check)
+        run_store.hold(lease.epoch, lease.check, spec.commits.keep)
         to_do = unfinished(cells, run_store)
         console.say(f"{run_dir}: {len(cells)} cells, {len(cells) - len(to_do)} done")
         if to_do:
@@ -98,7 +100,7 @@ def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller) -> E
         _print_end(report, failed, run_store, console)
         return ExitCode.CELLS_FAILED if failed else ExitCode.ALL_FINISHED
     finally:
-        unsent = tracker.close(status, FLUSH_SECONDS)
+        unsent = tracker.close(status, INTERRUPTED_FLUSH_SECONDS if status == "KILLED" else FLUSH_SECONDS)
         if unsent:
             console.say(f"MLflow has missed {unsent} rows; they are on disk, and the same command sends them")
 

@@ -12,7 +12,7 @@ import yaml
 
 from grids.errors import UserError
 from orchestrator.cell_state import CellState, Commit, State, StoreDamaged
-from orchestrator.cell_store import CellStore
+from orchestrator.cell_store import CHECKPOINTS_KEPT, CellStore
 from orchestrator.files import (
     create_exclusively,
     is_temporary,
@@ -50,6 +50,7 @@ class RunStore:
         self.resolved = resolved
         self._epoch = 0
         self._check: Callable[[], None] | None = None
+        self._keep = CHECKPOINTS_KEPT
 
     @classmethod
     def open(cls, run_dir: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> "RunStore":
@@ -96,13 +97,15 @@ class RunStore:
         """A run folder to read. Raises UserError when it is none."""
         return cls._load(run_dir)[0]
 
-    def hold(self, epoch: int, check: Callable[[], None]) -> None:
+    def hold(self, epoch: int, check: Callable[[], None], keep: int = CHECKPOINTS_KEPT) -> None:
         """Make the store writable under a lease just taken; to be called before any cell is read.
+
+        ``keep`` is the number of checkpoints that each cell keeps.
 
         Removes what writers of earlier epochs were about to rename into place, which fences them off (see
         files.py).
         """
-        self._epoch, self._check = epoch, check
+        self._epoch, self._check, self._keep = epoch, check, keep
         check()
         remove_temporaries(self.run_dir, epoch, recursive=False)
         remove_temporaries(make_folder(self.run_dir / "cells"), epoch, recursive=True)
@@ -119,7 +122,7 @@ class RunStore:
         """The store of one cell, which need not exist yet; writable after ``hold``."""
         if not _CELL_ID.match(cell_id):
             raise ValueError(f"not a cell id: {cell_id!r}")
-        return CellStore(self.run_dir / "cells" / cell_id, cell_id, self._epoch, self._check)
+        return CellStore(self.run_dir / "cells" / cell_id, cell_id, self._epoch, self._check, self._keep)
 
     def states(self) -> dict[str, CellState]:
         """The state of every cell that has a folder, by id. Raises StoreDamaged."""

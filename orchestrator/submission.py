@@ -29,6 +29,8 @@ LEFT_OUT_FOLDERS = {"__pycache__", "quickstart"}
 UPLOAD_LIMIT_BYTES = 100 * 1024**2
 SUBMIT_PATIENCE_SECONDS = 90.0
 RECONNECT_PATIENCE_SECONDS = 60.0
+KILLED_EXIT_CODE = 131
+"""From here on (128 + signal; 130 is the program's own answer to an interruption) a shell says that a signal ended a program."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,8 @@ def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
     print(f"submitted {job.job_id} to {address}; it runs on when this command is stopped", flush=True)
     status = job.follow(lambda piece: print(piece, end="", flush=True))
     exit_code = job.client.get_job_info(job.job_id).driver_exit_code
-    if exit_code is None:
-        # Ended by a signal, so the program had no say.
-        print(
-            f"{job.job_id} {status.lower()}; the same command continues from each cell's last commit",
-            flush=True,
-        )
+    if exit_code is None or not 0 <= exit_code < KILLED_EXIT_CODE:
+        print(f"{job.job_id} was killed ({status.lower()}); the same command continues it", flush=True)
         return 1
     return exit_code
 
