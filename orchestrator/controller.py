@@ -68,7 +68,8 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 for learner in pools.learners:
                     group.create_task(self._serve(learner, pools))
-        except* (PoolLost, LeaseLost) as errors:
+        except BaseExceptionGroup as errors:
+            # The first one stopped the others.
             raise errors.exceptions[0] from None
 
     async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
