@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,19 @@ class Site:
         path = self.run_dir(grid) / "cells" / cell / "state.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
+    def committed_step(self, grid: Path, cell: str) -> int:
+        commit = self.state(grid, cell).get("commit")
+        return commit["step"] if commit else 0
+
+
+def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait for a condition while a submission runs."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -127,6 +140,17 @@ def job_processes(run_dir: Path) -> list[psutil.Process]:
         process
         for process in psutil.process_iter(["cmdline"])
         if "run" in (line := process.info["cmdline"] or []) and str(run_dir) in line and "submit" not in line
+    ]
+
+
+def engines_of(site: Site) -> list[psutil.Process]:
+    """The processes of sampler actors below this site's services, told by the token file that they inherited."""
+    token = site.services.environment()["RAY_AUTH_TOKEN_PATH"]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any("SamplerActor" in part for part in process.info["cmdline"] or [])
+        and process.environ().get("RAY_AUTH_TOKEN_PATH") == token
     ]
 
 
@@ -212,19 +236,15 @@ def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> 
 def test_a_killed_controller_is_continued_to_the_same_numbers(site: Site, undisturbed: Path) -> None:
     grid = site.write_grid("killed")
     process = site.submit(grid)
-    deadline = time.monotonic() + 300
     # Struck when one cell has committed some of its steps and the rest is still to come.
-    while not any((site.state(grid, cell).get("commit") or {"step": 0})["step"] >= 3 for cell in CELLS):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: any(site.committed_step(grid, cell) >= 3 for cell in CELLS), process)
     controllers = job_processes(site.run_dir(grid))
     assert controllers
     for controller in controllers:
         controller.send_signal(signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0, output
-    committed = {cell: (site.state(grid, cell).get("commit") or {"step": 0})["step"] for cell in CELLS}
+    committed = {cell: site.committed_step(grid, cell) for cell in CELLS}
     assert any(step < CELLS[cell] for cell, step in committed.items()), "struck too late to show anything"
 
     code, output = site.finish(grid)
@@ -246,9 +266,21 @@ def test_a_killed_controller_is_continued_to_the_same_numbers(site: Site, undist
     assert job_processes(site.run_dir(grid)) == []
 
 
-def test_two_ranks_give_the_same_scores_at_first(site: Site, undisturbed: Path) -> None:
+def test_a_lost_engine_breaks_off_and_two_ranks_give_the_same_scores_at_first(
+    site: Site, undisturbed: Path
+) -> None:
     """Two FSDP ranks compute what one does, up to rounding, which sampling amplifies only later."""
     grid = site.write_grid("ranks", learners=1, ranks=2)
+    process = site.submit(grid)
+    first = next(iter(CELLS))
+    wait_until(lambda: len(site.history(grid, first)) >= 1, process)
+    (engine,) = engines_of(site)
+    engine.kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "broken off: an engine, learner or grader was lost" in output
+    assert site.state(grid, first)["state"] == "paused"
+
     code, output = site.finish(grid)
     assert code == 0, output
     for cell in CELLS:
