@@ -162,8 +162,11 @@ def main() -> None:
         elif isinstance(error, UserError):
             print(f"isocompute: {error}", file=sys.stderr)
         else:
+            from orchestrator.failures import first_line, root_cause
+
+            cause = root_cause(error)
             print(
-                f"isocompute: internal error: {type(error).__name__}: {error} (--debug shows where)",
+                f"isocompute: internal error: {type(cause).__name__}: {first_line(cause)} (--debug shows where)",
                 file=sys.stderr,
             )
         sys.exit(REFUSED if isinstance(error, UserError) else INTERNAL_ERROR)

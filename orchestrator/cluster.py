@@ -1,5 +1,6 @@
 """Connecting to the Ray cluster."""
 
+import os
 import socket
 
 import ray
@@ -32,6 +33,8 @@ def connect() -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(f"no Ray cluster answers at {address} ({error}), it may be stale; {mend}") from error
+    # An error of an actor is reported by whoever awaits it; Ray would print it once more.
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:

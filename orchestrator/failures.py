@@ -19,7 +19,7 @@ class Decision:
 
 def decide(error: BaseException) -> Decision:
     """Divergence is a result; a lost actor stops the run, whose cells go on at the next start; all else fails."""
-    cause = error.cause if isinstance(error, RayTaskError) and error.cause is not None else error
+    cause = root_cause(error)
     reason = f"{type(cause).__name__}: {first_line(cause)}"
     if isinstance(cause, Diverged):
         return Decision(State.DIVERGED, reason)
@@ -28,6 +28,11 @@ def decide(error: BaseException) -> Decision:
             State.PAUSED, f"an engine, learner or grader was lost: {first_line(cause)}", stops_run=True
         )
     return Decision(State.FAILED, reason)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What a worker raised, without Ray's wrapping."""
+    return error.cause if isinstance(error, RayTaskError) and error.cause is not None else error
 
 
 def first_line(error: BaseException) -> str:

@@ -106,12 +106,10 @@ class LearnerGroup:
         await asyncio.gather(*(rank.save.remote(folder) for rank in self._ranks))
 
     async def _weights(self, method: str, *arguments: object) -> Ref:
-        references = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
-        # Waits for all ranks without bringing the weights here.
-        await asyncio.to_thread(ray.wait, references, num_returns=len(references), fetch_local=False)
-        if len(references) > 1:
-            await asyncio.gather(*references[1:])
-        return references[0]
+        # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
+        calls = [getattr(rank, method).options(num_returns=2).remote(*arguments) for rank in self._ranks]
+        await asyncio.gather(*(done for done, _ in calls))
+        return calls[0][1]
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class LearnerRank:
         model = policy.load_policy(self._settings.model.path).to(self._device)
         return policy.shard_policy(model, mesh, self._settings.model.dtype)
 
-    def begin_cell(self, version: str, checkpoint: Path | None) -> Weights | None:
+    def begin_cell(self, version: str, checkpoint: Path | None) -> tuple[str, Weights | None]:
         """Take up a cell from its checkpoint, or from the base model with a fresh optimiser.
 
         Args:
@@ -91,7 +91,7 @@ class LearnerRank:
             checkpoint: a complete checkpoint folder, or None.
 
         Returns:
-            The weights on rank 0, None elsewhere.
+            (``version``, the weights on rank 0 and None elsewhere).
         """
         with torch.no_grad():
             for parameter, shard in zip(self._model.parameters(), self._base_shards, strict=True):
@@ -107,7 +107,7 @@ class LearnerRank:
         if checkpoint is not None:
             checkpoints.load(checkpoint, self._model, self._optimiser)
         self._version = version
-        return self._pack()
+        return version, self._pack()
 
     def update(
         self, version: str, learning_rate: float, rollouts: Rollouts, rewards: np.ndarray
@@ -255,11 +255,11 @@ class LearnerRank:
             result[batch.token_index] = values.cpu().numpy()
         return result
 
-    def perturb(self, version: str) -> Weights | None:
+    def perturb(self, version: str) -> tuple[str, Weights | None]:
         """Change every weight a little (see ``policy.perturb_``) for the start-up probe; ``begin_cell`` undoes it."""
         policy.perturb_(self._model)
         self._version = version
-        return self._pack()
+        return version, self._pack()
 
     def save(self, folder: Path) -> None:
         """Write model and optimiser to an empty folder; the caller marks it complete."""

@@ -31,7 +31,9 @@ def shard_policy(model: torch.nn.Module, mesh: DeviceMesh, dtype: str) -> FSDPMo
         if dtype != "float32"
         else None
     )
-    options = {"mesh": mesh} | ({"mp_policy": policy} if policy else {})
+    # Not only the layers but the root too gives its gathered weights back after a forward pass: by default it would keep
+    # them for the backward pass, and after a forward pass alone ``parameters()`` would be copies that no optimiser trains.
+    options = {"mesh": mesh, "reshard_after_forward": True} | ({"mp_policy": policy} if policy else {})
     layer_classes = set(getattr(model, "_no_split_modules", None) or [])
     for module in model.modules():
         if type(module).__name__ in layer_classes:
