@@ -24,7 +24,10 @@ HISTORY_COLUMNS: dict[str, str] = {
     "avg_at_K": "mean validation score over K answers a problem; K is the real number (avg_at_4)",
     "best_at_K": "share of validation problems with at least one of K answers right",
     "worst_at_K": "share of validation problems with all K answers right",
-    "train_reward": "mean reward of the training rollouts since the previous row, as all below but seconds_*",
+    "eval_response_tokens": "mean tokens of a validation answer",
+    "eval_truncated": "share of validation answers cut at the token limit",
+    "eval_verifier_failures": "validation answers whose grading crashed or hung; each scored 0",
+    "train_reward": "mean reward of the training rollouts since the previous row, as all below unless they say otherwise",
     "response_tokens": "mean tokens of an answer",
     "truncated": "share of answers cut at the token limit",
     "entropy": "mean token entropy of the policy, nats",
@@ -34,9 +37,13 @@ HISTORY_COLUMNS: dict[str, str] = {
     "zero_variance_right": "share of groups with every rollout right",
     "zero_variance_wrong": "share of groups with every rollout wrong",
     "importance_ratio": "mean of p_learner / p_sampler over training tokens",
+    "tis_capped": "share of training tokens whose importance ratio exceeds the cap",
+    "logprob_mean_difference": "mean |log p_learner - log p_sampler| over training tokens",
+    "verifier_failures": "training answers since the previous row whose grading crashed or hung; each scored 0",
     "logprob_difference": "largest |log p_learner - log p_sampler| over training tokens",
     "learning_rate": "learning rate of the latest step",
-    "seconds_*": "measured times; the only columns that an exact replay need not reproduce",
+    "seconds_*": "measured time of a phase, per step (seconds_evaluating: of this evaluation); no replay reproduces it",
+    "logged_at_ms": "when the row was written, milliseconds since 1970; no replay reproduces it",
 }
 """Every column of a history with its meaning. ``K`` stands for a number and ``*`` for a phase's name."""
 

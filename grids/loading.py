@@ -49,20 +49,24 @@ def parse_grid(text: str, path: Path) -> GridSpec:
 
 def resolve_paths(spec: GridSpec, folder: Path) -> GridSpec:
     """The same grid with absolute paths. A model that is no folder beside the file is taken for a hub name."""
-    model_folder = folder / spec.model.path
-    is_local = model_folder.exists() or spec.model.path.startswith((".", "/", "~"))
-    model_path = str(model_folder.expanduser()) if is_local else spec.model.path
+    model_folder = _absolute(spec.model.path, folder)
+    is_local = Path(model_folder).exists() or spec.model.path.startswith((".", "/", "~"))
+    model_path = model_folder if is_local else spec.model.path
     return spec.model_copy(
         update={
             "model": spec.model.model_copy(update={"path": model_path}),
             "problems": spec.problems.model_copy(
                 update={
-                    "train": str(folder / spec.problems.train),
-                    "validation": str(folder / spec.problems.validation),
+                    "train": _absolute(spec.problems.train, folder),
+                    "validation": _absolute(spec.problems.validation, folder),
                 }
             ),
         }
     )
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str(folder / Path(path).expanduser())
 
 
 def dump_grid(spec: GridSpec) -> dict[str, Any]:

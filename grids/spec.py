@@ -314,4 +314,4 @@ class GridSpec(StrictModel):
     commits: CommitsSpec = CommitsSpec()
     """Checkpoints."""
     assumptions: list[str] = []
-    """Settings that a publication leaves open, in words; ``plan`` and the report repeat them."""
+    """Settings that a publication leaves open, in words; ``plan`` repeats them."""

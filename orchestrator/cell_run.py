@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
 from grids.spec import GridSpec
@@ -15,6 +16,8 @@ from orchestrator.store import CellStore, State
 from workers.problems import batch_indices
 from workers.rollouts import rollout_seed
 from workers.sampler import SamplingRequest
+
+T = TypeVar("T")
 
 
 class Listener(Protocol):
@@ -63,6 +66,16 @@ async def evaluate(
     return metrics | {"seconds_evaluating": time.monotonic() - started}, samples
 
 
+async def _whole(writing: Coroutine[Any, Any, T]) -> T:
+    """Let a write to the store end before a cancellation goes on: the store is for one thread at a time."""
+    task = asyncio.ensure_future(writing)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
 class CellRun:
     """One attempt at one cell, on one learner group."""
 
@@ -90,7 +103,7 @@ class CellRun:
             ray.exceptions.RayTaskError: whatever a worker raised.
         """
         cell, store = self._cell, self._store
-        state = await asyncio.to_thread(store.start_attempt)
+        state = await _whole(asyncio.to_thread(store.start_attempt))
         commit = state.commit
         progress = Progress(**commit.progress) if commit else Progress()
         checkpoint = store.folder / commit.checkpoint if commit and commit.checkpoint else None
@@ -109,9 +122,9 @@ class CellRun:
                 await self._record(progress, weights)
             due = time.monotonic() - committed_at >= self._spec.commits.every_minutes * 60
             if step < cell.update_steps and (due or step - committed_step >= self._spec.commits.every_steps):
-                await self._commit(progress, State.RUNNING)
+                await _whole(self._commit(progress, State.RUNNING))
                 committed_at, committed_step = time.monotonic(), step
-        await self._commit(progress, State.FINISHED)
+        await _whole(self._commit(progress, State.FINISHED))
 
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""
@@ -152,8 +165,8 @@ class CellRun:
             **progress.close_interval(),
             "logged_at_ms": time.time_ns() // 1_000_000,
         }
-        await asyncio.to_thread(self._store.append_row, row)
-        await asyncio.to_thread(self._store.write_samples, progress.step, samples)
+        await _whole(asyncio.to_thread(self._store.append_row, row))
+        await _whole(asyncio.to_thread(self._store.write_samples, progress.step, samples))
         self._listener.row(cell, row)
 
     async def _commit(self, progress: Progress, state: State) -> None:

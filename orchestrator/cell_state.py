@@ -16,9 +16,7 @@ class StoreDamaged(UserError):
 
 
 class State(StrEnum):
-    """Where a cell stands. Only a terminal cell is left alone by a controller; ``diverged`` is a result, not
-    a failure.
-    """
+    """Where a cell stands; ``diverged`` is a result, not a failure."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -26,11 +24,6 @@ class State(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     DIVERGED = "diverged"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_terminal(self) -> bool:
-        return self in (State.FINISHED, State.FAILED, State.DIVERGED, State.CANCELLED)
 
 
 @dataclass(frozen=True)

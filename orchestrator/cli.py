@@ -162,7 +162,7 @@ def main() -> None:
         elif isinstance(error, UserError):
             print(f"isocompute: {error}", file=sys.stderr)
         else:
-            from orchestrator.failures import first_line, root_cause
+            from orchestrator.ray_errors import first_line, root_cause
 
             cause = root_cause(error)
             print(

@@ -6,7 +6,7 @@ import socket
 import ray
 
 from grids.errors import UserError
-from orchestrator.failures import first_line
+from orchestrator.ray_errors import first_line
 
 CONNECT_SECONDS = 5.0
 
@@ -42,6 +42,11 @@ def connect() -> None:
             f"the Ray cluster at {address} refuses ({first_line(error)}); if it needs a token, set RAY_AUTH_MODE=token "
             f"and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error
+
+
+def free_resources() -> dict[str, float]:
+    """What nobody has taken of the connected cluster at this moment."""
+    return ray.available_resources()
 
 
 def connected_nodes() -> list[dict[str, float]]:

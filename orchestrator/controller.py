@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray.exceptions import RayError
+
 from grids.errors import UserError
 from grids.expansion import Cell
 from grids.spec import GridSpec
@@ -15,11 +17,12 @@ from orchestrator.console import Console
 from orchestrator.data import GridData, PromptSet
 from orchestrator.failures import decide
 from orchestrator.lease import LeaseLost
-from orchestrator.pools import LearnerGroup, Pools, prove_agreement, start_pools
+from orchestrator.pools import GroupBroken, LearnerGroup, Pools, prove_agreement, start_pools
+from orchestrator.ray_errors import first_line, root_cause
 from orchestrator.store import RunStore, State
 from orchestrator.tracking import Tracker
 
-DONE = (State.FINISHED, State.DIVERGED, State.CANCELLED)
+DONE = (State.FINISHED, State.DIVERGED)
 """States of cells that ``run`` leaves alone; failed ones are tried again."""
 
 
@@ -50,14 +53,7 @@ class Controller:
         self.console.say(
             f"starting {self.spec.pools.samplers.count} samplers, {self.spec.pools.learners.count} learner groups"
         )
-        pools = await start_pools(self.spec, self.data.longest_prompt)
-        for prompts in (self.data.train, self.data.validation):
-            await self._require_sound_golds(pools, prompts)
-        difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
-        self.console.say(
-            f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
-        )
-        await self._evaluate_base(pools)
+        pools = await self._prepared_pools()
         for cell in cells:
             store = self.run_store.cell(cell.id)
             if store.read().attempt == 0:
@@ -71,6 +67,24 @@ class Controller:
         except BaseExceptionGroup as errors:
             # The first one stopped the others.
             raise errors.exceptions[0] from None
+
+    async def _prepared_pools(self) -> Pools:
+        """Pools that have been shown to serve this grid: golds fit, weights arrive, the base model is evaluated."""
+        try:
+            pools = await start_pools(self.spec, self.data.longest_prompt)
+            for prompts in (self.data.train, self.data.validation):
+                await self._require_sound_golds(pools, prompts)
+            difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
+            self.console.say(
+                f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
+            )
+            await self._evaluate_base(pools)
+        except (RayError, GroupBroken) as error:
+            cause = root_cause(error)
+            if isinstance(cause, UserError):
+                raise cause from error
+            raise PoolLost(f"start-up failed: {type(cause).__name__}: {first_line(cause)}") from error
+        return pools
 
     async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
         unsound = await pools.grader.unsound_golds.remote(prompts.golds)
@@ -111,8 +125,9 @@ class Controller:
         try:
             await CellRun(cell, self.spec, self.data, pools, learner, store, self).run()
         except asyncio.CancelledError:
-            store.set_state(State.PAUSED, "interrupted; continues at the next run")
-            self.tracker.cell_ended(cell.id, State.PAUSED)
+            if store.read().state is not State.FINISHED:
+                store.set_state(State.PAUSED, "interrupted; continues at the next run")
+            self.tracker.cell_ended(cell.id, store.read().state)
             raise
         except LeaseLost:
             raise

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
+from orchestrator.pools import GroupBroken
+from orchestrator.ray_errors import first_line, root_cause
 from orchestrator.store import State
 from workers.learner import Diverged
 
@@ -23,19 +25,8 @@ def decide(error: BaseException) -> Decision:
     reason = f"{type(cause).__name__}: {first_line(cause)}"
     if isinstance(cause, Diverged):
         return Decision(State.DIVERGED, reason)
-    if isinstance(cause, RayActorError):
+    if isinstance(cause, RayActorError | GroupBroken):
         return Decision(
             State.PAUSED, f"an engine, learner or grader was lost: {first_line(cause)}", stops_run=True
         )
     return Decision(State.FAILED, reason)
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """What a worker raised, without Ray's wrapping."""
-    return error.cause if isinstance(error, RayTaskError) and error.cause is not None else error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for tables."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""

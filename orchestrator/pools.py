@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 
 from grids.errors import UserError
 from grids.spec import GridSpec
+from orchestrator.ray_errors import root_cause
 from workers.grading import Grader
 from workers.learner import LearnerRank, LearnerSettings
 from workers.rollouts import Rollouts, rollout_seed
@@ -31,8 +32,20 @@ class Disagreement(UserError):
     """Sampler and learner do not compute the same policy."""
 
 
+class GroupBroken(RuntimeError):
+    """Some ranks of a learner group failed and others did not: its collectives cannot be used any more."""
+
+
 class SamplerActor(Sampler):
-    """A sampler that tells how long it took."""
+    """A sampler that starts by a method and tells how long it took."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Hold the arguments of ``Sampler``. An error in an actor's constructor would arrive as the loss of the actor."""
+        self._arguments = arguments
+
+    def start(self) -> None:
+        """Start the engine."""
+        super().__init__(*self._arguments)
 
     def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, float]:
         """``generate``, and its seconds."""
@@ -94,22 +107,37 @@ class LearnerGroup:
             rank.update.options(num_returns=2).remote(version, learning_rate, rollouts, rewards)
             for rank in self._ranks
         ]
-        metrics = await asyncio.gather(*(metrics for metrics, _ in calls))
+        metrics = await _all_ranks([metrics for metrics, _ in calls])
         return metrics[0], calls[0][1]
 
     async def logprobs(self, rollouts: Ref) -> np.ndarray:
         """[T] the learner's log-probabilities of all response tokens."""
-        return (await asyncio.gather(*(rank.logprobs.remote(rollouts) for rank in self._ranks)))[0]
+        return (await _all_ranks([rank.logprobs.remote(rollouts) for rank in self._ranks]))[0]
 
     async def save(self, folder: Path) -> None:
         """Write a checkpoint to an empty folder."""
-        await asyncio.gather(*(rank.save.remote(folder) for rank in self._ranks))
+        await _all_ranks([rank.save.remote(folder) for rank in self._ranks])
 
     async def _weights(self, method: str, *arguments: object) -> Ref:
         # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
         calls = [getattr(rank, method).options(num_returns=2).remote(*arguments) for rank in self._ranks]
-        await asyncio.gather(*(done for done, _ in calls))
+        await _all_ranks([done for done, _ in calls])
         return calls[0][1]
+
+
+async def _all_ranks(results: list[Ref]) -> list[Any]:
+    """Results of all ranks of a group, waited for together: the others of a failed rank end at their next collective.
+
+    Raises:
+        GroupBroken: some ranks failed and others did not, or not with the same kind of error.
+    """
+    outcomes = await asyncio.gather(*results, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not errors:
+        return outcomes
+    if len(errors) == len(outcomes) and len({type(root_cause(error)) for error in errors}) == 1:
+        raise errors[0]
+    raise GroupBroken(f"{len(errors)} of {len(outcomes)} ranks failed") from errors[0]
 
 
 @dataclass(frozen=True)
@@ -131,6 +159,7 @@ async def start_pools(spec: GridSpec, longest_prompt: int) -> Pools:
         sampler_class.remote(spec.model, spec.sampling, sampler_spec, longest_prompt)
         for _ in range(sampler_spec.count)
     ]
+    starting = [engine.start.remote() for engine in engines]
     grader = (
         ray.remote(GraderActor).options(num_cpus=spec.verifier.workers).remote(spec.verifier, spec.sampling)
     )
@@ -144,7 +173,7 @@ async def start_pools(spec: GridSpec, longest_prompt: int) -> Pools:
         on_gpu=learner_spec.gpus > 0,
     )
     groups = await asyncio.gather(*(_start_group(spec, settings) for _ in range(learner_spec.count)))
-    await asyncio.gather(*(engine.__ray_ready__.remote() for engine in [*engines, grader]))
+    await asyncio.gather(*starting, grader.__ray_ready__.remote())
     return Pools(SamplerPool(engines), list(groups), grader)
 
 
@@ -193,10 +222,11 @@ async def prove_agreement(pools: Pools, prompts: list[list[int]], spec: GridSpec
         await seconds
         rollouts: Rollouts = await reference
         differences = np.abs(await learner.logprobs(reference) - rollouts.logprobs)
-        largest = max(
-            largest, float(differences.max() if spec.model.dtype == "float32" else differences.mean())
+        difference = float(differences.max() if spec.model.dtype == "float32" else differences.mean())
+        require_agreement(
+            difference, spec.model.dtype, f"on the start-up probe of engine {engine}, group {group}"
         )
-    require_agreement(largest, spec.model.dtype, "on the start-up probe")
+        largest = max(largest, difference)
     return largest
 
 

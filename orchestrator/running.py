@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from analysis.report import Report, write_report
 from grids.errors import UserError
@@ -20,14 +20,15 @@ from orchestrator import cluster
 from orchestrator.console import Console
 from orchestrator.controller import Controller, PoolLost, unfinished
 from orchestrator.data import load_data
-from orchestrator.lease import Lease
-from orchestrator.planning import resource_faults
+from orchestrator.lease import Lease, LeaseLost
+from orchestrator.planning import needed_resources, resource_faults
 from orchestrator.results import print_report
 from orchestrator.store import RunStore, State
 from orchestrator.tracking import RunStatus, Tracker
 
 LEASE_SECONDS = 10.0
 """Time-to-live of the lease: how long a starter watches before it takes over from a controller that stands still."""
+LOST_LEASE_POLL_SECONDS = 1.0
 FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
 INTERRUPTED_FLUSH_SECONDS = 1.5
@@ -69,15 +70,21 @@ def run_grid(grid_path: Path, run_dir: Path) -> ExitCode:
             cluster.connect()
             for fault in resource_faults(spec, cluster.connected_nodes()):
                 raise UserError(fault)
+            free = cluster.free_resources()
+            for resource, needed in needed_resources(spec).items():
+                if needed > free.get(resource, 0):
+                    console.say(
+                        f"waiting for {needed:g} {resource}s, {free.get(resource, 0):g} are free at the moment"
+                    )
         tracker = Tracker.connect(
             spec.tracking.mlflow_uri, spec.name, run_store.resolved["run_id"], run_dir.name
         )
-        return _run_held(cells, to_do, Controller(spec, data, run_store, tracker, console))
+        return _run_held(cells, to_do, Controller(spec, data, run_store, tracker, console), lease)
 
 
-def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller) -> ExitCode:
+def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller, lease: Lease) -> ExitCode:
     run_store, tracker, console = controller.run_store, controller.tracker, controller.console
-    status: RunStatus = "FAILED"
+    status: RunStatus | None = "FAILED"
     try:
         tracker.start(dump_grid(controller.spec), {"isocompute.run_dir": str(run_store.run_dir)})
         tracker.reconcile({cell: str(state.state) for cell, state in run_store.states().items()})
@@ -85,11 +92,15 @@ def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller) -> E
         try:
             if to_do:
                 with console:
-                    _train(controller, to_do)
+                    _train(controller, to_do, lease)
         except asyncio.CancelledError:
             status = "KILLED"
             console.say("interrupted; the same command continues from each cell's last commit")
             return ExitCode.INTERRUPTED
+        except LeaseLost as error:
+            status = None  # the run belongs to another controller, which says how it ends
+            console.say(f"broken off: {error}")
+            return ExitCode.CELLS_FAILED
         except PoolLost as error:
             console.say(f"broken off: {error}; the same command continues from each cell's last commit")
             return ExitCode.CELLS_FAILED
@@ -105,15 +116,32 @@ def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller) -> E
             console.say(f"MLflow has missed {unsent} rows; they are on disk, and the same command sends them")
 
 
-def _train(controller: Controller, cells: list[Cell]) -> None:
-    """Run the controller's coroutine; SIGINT and SIGTERM cancel it, so that cells are paused and the lease is released."""
+def _train(controller: Controller, cells: list[Cell], lease: Lease) -> None:
+    """Run the controller's coroutine; SIGINT, SIGTERM and the loss of the lease cancel it, which pauses its cells.
+
+    Raises:
+        asyncio.CancelledError: it was told to stop.
+        LeaseLost: another controller has taken over.
+    """
+
+    async def cancel_when_lost(task: asyncio.Task[None]) -> None:
+        while not lease.lost.is_set():
+            await asyncio.sleep(LOST_LEASE_POLL_SECONDS)
+        task.cancel()
 
     async def cancellable() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        loop = asyncio.get_running_loop()
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        await controller.run(cells)
+        watch = asyncio.create_task(cancel_when_lost(task))
+        try:
+            await controller.run(cells)
+        except asyncio.CancelledError:
+            lease.check()
+            raise
+        finally:
+            watch.cancel()
 
     asyncio.run(cancellable())
 

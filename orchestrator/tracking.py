@@ -145,7 +145,7 @@ class Tracker:
         self._outbox.put(f"opening the run of {cell_id}", open_cell)
 
     def row(self, cell_id: str, row: Row) -> None:
-        """Sends one committed row of a started cell, unless MLflow has its ``compute_rollouts`` already.
+        """Sends one history row of a started cell, unless MLflow has its ``compute_rollouts`` already.
 
         ``logged_at_ms`` (an int, milliseconds since the epoch) becomes the metrics' time.
         """
@@ -176,15 +176,16 @@ class Tracker:
             lambda: self._client.log_artifacts(self.parent_run_id, str(folder), artifact_path=folder.name),
         )
 
-    def close(self, status: RunStatus, timeout: float) -> int:
-        """Ends the parent run and waits at most ``timeout`` seconds for all to be sent.
+    def close(self, status: RunStatus | None, timeout: float) -> int:
+        """Ends the parent run (None: leaves it as it is) and waits at most ``timeout`` seconds for all to be sent.
 
         Returns the number of rows that could not be sent; the next start sends those that the server did not
         refuse.
         """
-        self._outbox.put(
-            "ending the grid's run", lambda: self._client.set_terminated(self.parent_run_id, status)
-        )
+        if status is not None:
+            self._outbox.put(
+                "ending the grid's run", lambda: self._client.set_terminated(self.parent_run_id, status)
+            )
         self._outbox.close(timeout)
         with self._lock:
             return self._refused_rows + sum(len(rows) for rows in self._pending.values())

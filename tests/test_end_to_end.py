@@ -5,6 +5,7 @@ Nothing of the path is replaced: the grid goes through ``isocompute submit`` to 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from analysis.tables import HISTORY_COLUMNS
 from orchestrator.local import LocalServices, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -161,6 +163,12 @@ def test_every_cell_finishes_with_a_row_at_each_mark(site: Site, undisturbed: Pa
         rows = site.history(undisturbed, cell)
         assert [row["compute_rollouts"] for row in rows] == MARKS
         assert [row["step"] for row in rows] == [mark * steps // 1024 for mark in MARKS]
+
+
+def test_every_column_of_a_row_is_described(site: Site, undisturbed: Path) -> None:
+    described = [re.sub("K$", "[0-9]+", name).replace("*", "[a-z]+") for name in HISTORY_COLUMNS]
+    for column in site.history(undisturbed, "bp8-n4-s0")[0]:
+        assert any(re.fullmatch(pattern, column) for pattern in described), column
 
 
 def test_sampler_and_learner_agree_in_every_row(site: Site, undisturbed: Path) -> None:

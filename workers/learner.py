@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,18 @@ class LearnerRank:
         The port is the system's choice, made by the socket that then listens on it: two groups cannot race for one.
         """
         host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(host, 0, self._ranks, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+        listener = socket.create_server((host, 0))
+        port: int = listener.getsockname()[1]
+        # With a socket of our own the store listens on this address alone, not on all of the machine's.
+        self._store = dist.TCPStore(
+            host,
+            port,
+            self._ranks,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return host, port
 
     def join(self, host: str, port: int) -> None:
         """Connect to the group and load the base model."""
@@ -185,7 +196,8 @@ class LearnerRank:
             (loss * self._ranks).backward()
             sums += _micro_batch_sums(loss, terms, recipe.tis_cap)
             differences = (terms.logprobs.detach() - terms.sampler_logprobs).abs()
-            largest = max(largest, float(differences.max()))
+            # numpy's maximum, unlike Python's, hands on what is no number.
+            largest = float(np.maximum(largest, float(differences.max())))
         return self._batch_metrics(sums, largest, rollouts, grouped)
 
     def _terms(

@@ -113,7 +113,7 @@ class Sampler:
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
         outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
         responses = [response for output in outputs for response in output.outputs]
-        return Rollouts(
+        rollouts = Rollouts(
             rollouts_per_problem=n,
             prompts=[np.asarray(prompt, dtype=np.int32) for prompt in request.prompts],
             tokens=np.fromiter(chain.from_iterable(r.token_ids for r in responses), dtype=np.int32),
@@ -127,6 +127,11 @@ class Sampler:
             ),
             weights_version=self._version,
         )
+        if not np.isfinite(rollouts.logprobs).all():
+            raise RuntimeError(
+                f"the engine returned log-probabilities of {self._version} that are no numbers"
+            )
+        return rollouts
 
     def _load(self, weights: Weights) -> None:
         faults = mismatched_tensors(

@@ -188,15 +188,6 @@ def test_a_state_comes_back_as_it_was_written(run_dir: Path, cell: CellStore) ->
     assert json.loads((run_dir / "cells" / CELL / "state.json").read_text())["state"] == "paused"
 
 
-def test_only_ended_states_are_terminal() -> None:
-    assert {state.value for state in State if state.is_terminal} == {
-        "finished",
-        "failed",
-        "diverged",
-        "cancelled",
-    }
-
-
 def test_a_new_state_keeps_attempt_and_commit(cell: CellStore) -> None:
     cell.start_attempt()
     cell.commit(0, None, {"tokens": 1})
