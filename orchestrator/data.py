@@ -10,6 +10,7 @@ from grids.errors import UserError
 from grids.loading import dump_grid
 from grids.spec import GridSpec
 from workers.problems import ProblemSet, check_disjoint, load_problems, render_prompt
+from workers.sampler import stop_token_ids
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ def load_data(spec: GridSpec) -> GridData:
     """Read problems and tokenizer.
 
     Raises:
-        UserError: a file is missing or faulty, the sets share a problem, or prompt and response exceed the model's context.
+        UserError: a file is missing or faulty, the sets share a problem, a stop token is none of the model's, or prompt and
+            response exceed the model's context.
     """
     train, validation = load_problems(spec.problems.train), load_problems(spec.problems.validation)
     check_disjoint(train, validation)
     tokenizer, context = load_tokenizer(spec.model.path)
+    stop_token_ids(tokenizer, spec.sampling.stop_tokens)
     data = GridData(
         train=_render(train, spec, tokenizer),
         validation=_render(validation, spec, tokenizer),

@@ -79,7 +79,7 @@ class Sampler:
             seed=0,
         )
         self._tokenizer = self._llm.get_tokenizer()
-        self._stop_token_ids = [_token_id(self._tokenizer, token) for token in sampling.stop_tokens]
+        self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)
         self._version = "base"
 
@@ -159,10 +159,18 @@ def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def _token_id(tokenizer: Any, token: str) -> int:
-    token_id = tokenizer.convert_tokens_to_ids(token)
-    if token_id is None or token_id == tokenizer.unk_token_id:
-        raise UserError(
-            f"sampling.stop_tokens: {token!r} is no token of the model; name one from its tokenizer"
-        )
-    return token_id
+def stop_token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    """Ids of a grid's ``stop_tokens``.
+
+    Raises:
+        UserError: one is no token of the model.
+    """
+    ids = []
+    for token in tokens:
+        token_id = tokenizer.convert_tokens_to_ids(token)
+        if token_id is None or token_id == tokenizer.unk_token_id:
+            raise UserError(
+                f"sampling.stop_tokens: {token!r} is no token of the model; name one from its tokenizer"
+            )
+        ids.append(token_id)
+    return ids
