@@ -27,6 +27,7 @@ def ray_cluster() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="iso-", dir="/tmp")
     root = Path(__file__).parents[1]
     ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
