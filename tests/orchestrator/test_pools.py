@@ -60,6 +60,7 @@ def test_the_probe_passes_real_engines_and_refuses_one_with_a_stale_tensor(
             .options(num_cpus=0)
             .remote(spec.model, spec.sampling, spec.pools.samplers, 12)
         )
+        await deaf.start.remote()
         with pytest.raises(Disagreement) as caught:
             await prove_agreement(Pools(SamplerPool([deaf]), pools.learners, pools.grader), prompts, spec)
         for actor in [deaf, pools.grader, *pools.samplers.engines]:
