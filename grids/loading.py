@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from grids.errors import UserError
+from grids.expansion import expand
 from grids.spec import GridSpec
 
 UNION_TAGS = ("powers", "values", "easy", "hard")
@@ -44,6 +46,10 @@ def parse_grid(text: str, path: Path) -> GridSpec:
         spec = GridSpec.model_validate(document)
     except ValidationError as error:
         raise UserError(_message(path, error)) from None
+    try:
+        expand(spec)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return resolve_paths(spec, path.resolve().parent)
 
 
@@ -76,6 +82,10 @@ def dump_grid(spec: GridSpec) -> dict[str, Any]:
 
 def _yaml_message(error: YAMLError) -> str:
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if isinstance(error, DuplicateKeyError):
+        problem = (
+            f"{problem.split(' with value')[0].replace('found duplicate', 'the')} stands twice; remove one"
+        )
     mark = getattr(error, "problem_mark", None)
     return f"line {mark.line + 1}: {problem}" if mark else problem
 
@@ -98,6 +108,14 @@ def _message(path: Path, error: ValidationError) -> str:
         text = "is missing; add it"
     elif first["type"] == "union_tag_invalid":
         text = f"{first['ctx']['discriminator']} {first['ctx']['tag']!r} is unknown; use one of {first['ctx']['expected_tags']}"
+    elif first["type"] == "union_tag_not_found":
+        field, text = f"{field}.{first['ctx']['discriminator'].strip(chr(39))}", "is missing; add it"
+    elif first["type"] == "too_short":
+        text = "is empty; give at least one value"
+    elif first["type"] == "list_type":
+        text = f"should be a list such as [4, 16] or {{from: 4, to: 16}}, not {first['input']!r}"
+    elif first["type"] == "string_pattern_mismatch":
+        text = f"{first['input']!r} does not have the form {first['ctx']['pattern']}"
     elif first["type"] == "value_error":
         text = str(first["ctx"]["error"])
     else:

@@ -50,8 +50,11 @@ def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
     if os.environ.get("RAY_ADDRESS"):
         from orchestrator import cluster
 
-        cluster.connect()
-        warnings += planning.resource_faults(spec, cluster.connected_nodes())
+        try:
+            cluster.connect()
+            warnings += planning.resource_faults(spec, cluster.connected_nodes())
+        except UserError as error:
+            warnings.append(str(error))
     lines = [planning.summary(spec), *(f"warning: {text}" for text in warnings)]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
 
@@ -62,11 +65,14 @@ def run(grid: GridPath, run_dir: RunDir = None) -> None:
     from grids.loading import load_grid
     from orchestrator.running import run_grid
 
-    if run_dir is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+    in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if in_job and run_dir is None:
         raise UserError(
             "--run-dir: is needed inside a Ray job, whose working directory is thrown away; give an absolute path"
         )
-    raise typer.Exit(run_grid(grid, run_dir or default_run_dir(load_grid(grid).name)))
+    folder = run_dir or default_run_dir(load_grid(grid).name)
+    # In a job a relative folder is refused by the run store; elsewhere it means what it says.
+    raise typer.Exit(run_grid(grid, folder if in_job else folder.absolute()))
 
 
 @app.command()
@@ -105,6 +111,9 @@ def fit(
     """Fit a run, finished or not: frontier, n*(C), law, figures and report."""
     from analysis.report import write_report
     from orchestrator.results import print_report
+    from orchestrator.store import RunStore
+
+    RunStore.existing(run)
 
     print_report(write_report(run, metric=metric), make_console())
 
@@ -127,8 +136,10 @@ def doctor(
 @app.command()
 def quickstart(
     run_dir: RunDir = None,
-    dashboard_port: Annotated[int, typer.Option(help="Port of Ray's dashboard and job API.")] = 8265,
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    dashboard_port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of Ray's dashboard and job API.")
+    ] = 8265,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the MLflow server.")] = 5000,
 ) -> None:
     """Run the small real grid on this machine: local Ray head, MLflow server, job, report."""
     from orchestrator.quickstart import run_quickstart

@@ -50,8 +50,9 @@ class Controller:
             UserError: a gold answer is unfit.
             asyncio.CancelledError: told to stop; running cells are paused at their last commits.
         """
+        counts = self.spec.pools.samplers.count, self.spec.pools.learners.count
         self.console.say(
-            f"starting {self.spec.pools.samplers.count} samplers, {self.spec.pools.learners.count} learner groups"
+            "starting samplers: {}, learner groups: {} (engines take a while to load)".format(*counts)
         )
         pools = await self._prepared_pools()
         for cell in cells:

@@ -49,7 +49,8 @@ def load_data(spec: GridSpec) -> GridData:
         UserError: a file is missing or faulty, the sets share a problem, a stop token is none of the model's, or prompt and
             response exceed the model's context.
     """
-    train, validation = load_problems(spec.problems.train), load_problems(spec.problems.validation)
+    train = _problems("problems.train", spec.problems.train)
+    validation = _problems("problems.validation", spec.problems.validation)
     check_disjoint(train, validation)
     tokenizer, context = load_tokenizer(spec.model.path)
     stop_token_ids(tokenizer, spec.sampling.stop_tokens)
@@ -69,6 +70,13 @@ def load_data(spec: GridSpec) -> GridData:
     return data
 
 
+def _problems(field: str, path: str) -> ProblemSet:
+    try:
+        return load_problems(path)
+    except UserError as error:
+        raise UserError(f"{field}: {error}") from error
+
+
 def load_tokenizer(model_path: str) -> tuple[Any, int | None]:
     """The model's tokenizer and the length of its context, where the configuration says so."""
     if model_path.startswith("/") and not (Path(model_path) / "config.json").is_file():
@@ -76,6 +84,10 @@ def load_tokenizer(model_path: str) -> tuple[Any, int | None]:
             f"model.path: {model_path} is no model folder (no config.json in it); give a folder or a hub name"
         )
     from transformers import AutoConfig, AutoTokenizer
+    from transformers.utils import logging
+
+    # It warns of prompts beyond the context, which are refused here in one line of our own.
+    logging.set_verbosity_error()
 
     try:
         config = AutoConfig.from_pretrained(model_path)

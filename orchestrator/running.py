@@ -58,6 +58,11 @@ def run_grid(grid_path: Path, run_dir: Path) -> ExitCode:
     cells = expand(spec)
     console = Console()
     data = load_data(spec)
+    repeating = [cell.id for cell in cells if cell.problems_per_batch > len(data.train)]
+    if repeating:
+        console.say(
+            f"note: in {len(repeating)} cells a batch exceeds the {len(data.train)} training problems, so problems repeat in it"
+        )
     run_store = RunStore.open(
         run_dir, data.identity, {"run_id": uuid.uuid4().hex, "spec": dump_grid(spec)} | versions()
     )

@@ -170,7 +170,7 @@ class RunStore:
             return cls(run_dir, content["resolved"]), identity
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(
-                f"{run_dir}: not a run folder (it has no grid.yaml); choose another --run-dir"
+                f"{run_dir}: not a run folder (it has no grid.yaml); give the folder of a run, or an empty one for a new run"
             ) from None
         except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
             raise StoreDamaged(

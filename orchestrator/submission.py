@@ -112,6 +112,11 @@ def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
         raise UserError(
             "--address: no cluster is named; give its job address, such as http://HOST:8265, or set RAY_ADDRESS"
         )
+    if not address.startswith(("http://", "https://")):
+        raise UserError(
+            f"--address: {address} is no job address; it starts with http:// and has the dashboard's port, such as "
+            f"http://HOST:8265 (HOST:PORT of a head goes with 'run' and RAY_ADDRESS)"
+        )
     # JSON is YAML, and has one way to write each number.
     text = json.dumps(dump_grid(spec), indent=1)
     job = submit(f"{spec.name}.yaml", text, ["--run-dir", str(run_dir)], address=address)

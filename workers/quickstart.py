@@ -188,7 +188,7 @@ def _make_folder(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out}: is a file; name a folder for the quickstart's products")
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()) and not overwrite:
-        raise UserError(f"{out}: the folder is not empty; name another one, or allow overwriting")
+        raise UserError(f"{out}: the folder is not empty; name another one")
     # The manifest vouches for the other files, so it goes before the first of them changes.
     (out / MANIFEST).unlink(missing_ok=True)
 

@@ -84,7 +84,7 @@ def test_a_faulty_grid_is_refused_in_one_line(tmp_path: Path, old: str, new: str
 def test_a_missing_problem_file_is_named_by_run(tmp_path: Path) -> None:
     path = grid_with(tmp_path, "easy_train.jsonl", "absent.jsonl")
     line = refusal(isocompute("run", path, "--run-dir", tmp_path / "run"))
-    assert "absent.jsonl" in line
+    assert "problems.train" in line and "absent.jsonl" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -94,9 +94,28 @@ def test_a_missing_model_is_named_by_run(tmp_path: Path) -> None:
     assert "model.path" in line and "absent" in line
 
 
-def test_a_relative_run_folder_is_refused(tmp_path: Path) -> None:
-    line = refusal(isocompute("run", grid_with(tmp_path, "seeds: [0]", "seeds: [1]"), "--run-dir", "runs/x"))
+def test_a_relative_run_folder_is_refused_inside_a_job(tmp_path: Path) -> None:
+    grid = grid_with(tmp_path, "seeds: [0]", "seeds: [1]")
+    line = refusal(isocompute("run", grid, "--run-dir", "runs/x", RAY_JOB_CONFIG_JSON_ENV_VAR="{}"))
     assert "absolute" in line
+
+
+def test_a_head_address_is_refused_by_submit(tmp_path: Path) -> None:
+    line = refusal(isocompute("submit", QUICKSTART, "--address", "127.0.0.1:6379"))
+    assert "--address" in line and "http://" in line
+
+
+def test_fit_of_no_run_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    assert "not a run folder" in refusal(isocompute("fit", tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stale_cluster_is_a_warning_to_plan() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    result = isocompute("plan", QUICKSTART, RAY_ADDRESS=f"127.0.0.1:{port}")
+    assert result.returncode == 0
+    assert f"warning: no Ray cluster answers at 127.0.0.1:{port}" in result.stdout
 
 
 def test_run_inside_a_job_needs_a_run_folder(tmp_path: Path) -> None:
