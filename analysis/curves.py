@@ -1,29 +1,47 @@
-"""One bounded monotone sigmoid of reward in compute per cell.
+"""One bounded monotone sigmoid of reward in compute for each allocation, and for each cell.
 
-    R(C) = R0 + (A - R0) / (1 + (Cmid / C)^s),   0 <= R0 < A <= 1, s > 0
+    R(C) = R0 + (A - R0) / (1 + (Cmid / C)^s),   0 <= R0 <= A <= 1, s > 0
 
 R0 is the reward at C = 0, A the ceiling, Cmid the compute at half the gain and s the steepness. It is a
-logistic curve in log C, so it is monotone by construction: a curve that falls is fitted by (nearly) a level
-line, and its RMSE tells.
+logistic curve in log C, so it is monotone by construction: a curve that falls is fitted by a level line, and
+its RMSE and the isotonic regression beside it tell.
+
+Points are weighted by the inverse binomial variance of a mean of right-or-wrong scores, R (1 - R), taken from a
+first fit without weights. Cells of one allocation, which differ in the seed, share one curve.
 """
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
+from numpy.typing import ArrayLike
 
-from analysis.logistic import logistic, starting_points
+from analysis.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
+from analysis.observations import MIN_POINTS, Allocation, BasePoint, Observations
+from analysis.options import FitOptions
+from analysis.records import IsotonicCurve, isotonic_curve, record_breaking
+from analysis.resampling import Resampling
 
-MIN_POINTS = 4
-"""Fewest points with C > 0 for a fit: the curve has four parameters."""
-
-_SMALLEST_GAIN = 1e-6  # keeps R0 < A strictly
-_STEEPNESS_BOUNDS = (0.1, 10.0)
-_STARTING_STEEPNESS = (0.4, 0.8, 1.5, 3.0)
+STEEPNESS = (0.1, 10.0)
+"""Bounds on s."""
 _LN10 = float(np.log(10.0))
-_BOUND_TOLERANCE = 1e-3  # share of a parameter's allowed width that counts as resting on the bound
+_LEAST_VARIANCE = (
+    0.02 * 0.98
+)  # of one right-or-wrong score: keeps a score near 0 or 1 from taking all the weight
+_STARTS = 6
+_BATCH = 128  # cells fitted in one go
+_BOUND_WORDS = {
+    ("low", "lower"): "R0 at 0",
+    ("low", "upper"): "R0 at 1",
+    ("high", "upper"): "A at 1",
+    ("gain", "lower"): "A at R0 (no gain)",
+    ("middle", "lower"): "Cmid at its lower bound",
+    ("middle", "upper"): "Cmid at its upper bound",
+    ("slope", "lower"): f"s at {STEEPNESS[0]:g}",
+    ("slope", "upper"): f"s at {STEEPNESS[1]:g}",
+}
 
 
 @dataclass(frozen=True)
@@ -36,20 +54,20 @@ class CurveFit:
     """A, reward as C grows without end; an extrapolation unless the curve levels inside the observed
     compute."""
     midpoint: float
-    """Cmid, in the units of the compute that was fitted."""
+    """Cmid, in the unit of the compute that was fitted."""
     steepness: float
     """s."""
     converged: bool
     on_bound: tuple[str, ...]
     """Parameters that rest on a bound of the fit, in words."""
     points: int
-    """Points with C > 0 that were used; the base model's point is not counted."""
+    """Evaluations with C > 0 that were used; the base model's is not counted."""
     rmse: float
     """Root mean square residual over the counted points, in reward."""
     compute_min: float
     compute_max: float
 
-    def predict(self, compute: ArrayLike) -> NDArray[np.float64]:
+    def predict(self, compute: ArrayLike) -> Array:
         """Reward at each compute (same shape); defined for C >= 0, observed only in [compute_min,
         compute_max]."""
         with np.errstate(divide="ignore"):
@@ -57,117 +75,188 @@ class CurveFit:
         unit = logistic(self.steepness * _LN10 * (log_c - np.log10(self.midpoint)))
         return self.start + (self.ceiling - self.start) * unit
 
+    def observes(self, compute: ArrayLike) -> np.ndarray:
+        """Whether each compute lies in the observed range (same shape)."""
+        values = np.asarray(compute, dtype=np.float64)
+        return (values >= self.compute_min) & (values <= self.compute_max)
+
 
 @dataclass(frozen=True)
-class CellCurve:
-    """A cell and its fitted curve."""
+class AllocationCurve:
+    """An allocation's curve from all its cells."""
 
-    cell: str
-    problems_per_batch: int
-    rollouts_per_problem: int
-    seed: int
+    allocation: Allocation
+    cells: tuple[str, ...]
+    seeds: tuple[int, ...]
     fit: CurveFit
+    by_records: CurveFit | None
+    """The same curve fitted to record-breaking points only, as the paper does; None for too few of them."""
+    isotonic: IsotonicCurve
+    replicates: Logistics | None
+    """Bootstrap replicates of the curve, in log10 compute; None without intervals."""
 
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p * n."""
-        return self.problems_per_batch * self.rollouts_per_problem
+    def predict_replicates(self, compute: ArrayLike) -> Array:
+        """(points, R) rewards of the replicates."""
+        assert self.replicates is not None
+        return self.replicates.predict(np.log10(np.asarray(compute, dtype=np.float64)))
 
 
 def fit_curve(compute: ArrayLike, reward: ArrayLike, base_reward: float | None = None) -> CurveFit:
-    """Fit the sigmoid by least squares, from several fixed starts, and keep the best.
+    """Fit the sigmoid to one learning curve.
 
-    compute, reward: shape (points,), compute > 0, rewards in [0, 1], at least MIN_POINTS of them.
+    compute, reward: shape (points,), compute > 0, rewards in [0, 1], at least MIN_POINTS different computes.
     base_reward: the base model's reward, used as one more observation, at C = 0.
     Raises ValueError for too few points.
     """
-    c = np.asarray(compute, dtype=np.float64)
-    r = np.asarray(reward, dtype=np.float64)
-    if len(c) < MIN_POINTS:
-        raise ValueError(f"{len(c)} points; the curve needs at least {MIN_POINTS}")
-    log_c = np.log10(c)
-    # The gain as a share of what is left above R0 turns R0 < A <= 1 into plain bounds on each parameter.
-    lower = np.array([0.0, _SMALLEST_GAIN, log_c.min() - 2.0, _STEEPNESS_BOUNDS[0]])
-    upper = np.array([1.0 - 1e-6, 1.0, log_c.max() + 1.0, _STEEPNESS_BOUNDS[1]])
+    c, r = np.asarray(compute, dtype=np.float64), np.asarray(reward, dtype=np.float64)
+    if len(np.unique(c)) < MIN_POINTS:
+        raise ValueError(f"{len(np.unique(c))} points; the curve needs at least {MIN_POINTS}")
+    return _fit_points(c, r[:, None], base_reward)[0][0]
 
-    # The base model is one more observation, at log C = -inf, where the logistic is 0.
-    x = log_c if base_reward is None else np.append(log_c, -np.inf)
-    y = r if base_reward is None else np.append(r, base_reward)
 
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        start, gain, mid, steepness = theta
-        return start + gain * (1.0 - start) * logistic(steepness * _LN10 * (x - mid)) - y
+def fit_cells(groups: Sequence[Observations], base: BasePoint | None) -> dict[str, CurveFit]:
+    """A curve for every cell by itself, without intervals. Cells evaluated at the same computes (the seeds of
+    an allocation, or batches of one size) are fitted in one go."""
+    by_marks: dict[bytes, list[Observations]] = {}
+    for group in groups:
+        for index in range(len(group.cells)):
+            cell = group.of_cell(index)
+            by_marks.setdefault(cell.compute.tobytes(), []).append(cell)
 
-    fits = []
-    for first, rise, mid, slope in starting_points(x, y, [_LN10 * s for s in _STARTING_STEEPNESS]):
-        theta = [first, rise / max(1.0 - first, _SMALLEST_GAIN), mid, slope / _LN10]
-        begin = np.clip(theta, lower + 1e-4, upper - 1e-4)
-        fits.append(least_squares(residuals, begin, bounds=(lower, upper), xtol=1e-10, ftol=1e-10))
-    best = min(fits, key=lambda fit: fit.cost)
-    start, gain, mid, steepness = (float(value) for value in best.x)
-    return CurveFit(
-        start=start,
-        ceiling=start + gain * (1.0 - start),
-        midpoint=10.0**mid,
-        steepness=steepness,
-        converged=bool(best.success),
-        on_bound=_on_bound(best.x, lower, upper),
-        points=len(c),
-        rmse=float(np.sqrt(np.mean(best.fun[: len(c)] ** 2))),
-        compute_min=float(c.min()),
-        compute_max=float(c.max()),
+    def fit(cells: list[Observations]) -> list[tuple[str, CurveFit]]:
+        rewards = np.stack([cell.reward for cell in cells], axis=1)
+        fits, _ = _fit_points(cells[0].compute, rewards, base.reward if base else None)
+        return [(cell.cells[0], fit) for cell, fit in zip(cells, fits, strict=True)]
+
+    chunks = [cells[i : i + _BATCH] for cells in by_marks.values() for i in range(0, len(cells), _BATCH)]
+    return dict(pair for pairs in in_threads(fit, chunks) for pair in pairs)
+
+
+def fit_allocations(
+    groups: Sequence[Observations], base: BasePoint | None, options: FitOptions, resampling: Resampling
+) -> list[AllocationCurve]:
+    """A curve for every allocation, in the given order, with replicates of what the resampling draws anew."""
+    return list(in_threads(lambda group: _fit_allocation(group, base, options, resampling), groups))
+
+
+def in_threads(function, items: Iterable) -> list:  # type: ignore[no-untyped-def]
+    """Map on all cores, results in order: the array operations of a fit release the interpreter."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, items))
+
+
+def _fit_allocation(
+    group: Observations, base: BasePoint | None, options: FitOptions, resampling: Resampling
+) -> AllocationCurve:
+    base_reward = base.reward if base else None
+    marks, mark = np.unique(group.compute, return_inverse=True)
+    x = np.log10(marks)
+    counts = np.bincount(mark)[:, None].astype(np.float64)
+    reward = _means(group.reward[:, None], mark)
+    (fit,), weights = _fit_points(marks, reward, base_reward, counts)
+    residual = group.reward - fit.predict(group.compute)  # of every evaluation, not of the means over seeds
+    fit = replace(fit, points=len(group.reward), rmse=float(np.sqrt(np.mean(residual**2))))
+    return AllocationCurve(
+        allocation=group.allocation,
+        cells=group.cells,
+        seeds=group.seeds,
+        fit=fit,
+        by_records=_fit_records(marks, reward[:, 0], base_reward, options),
+        isotonic=isotonic_curve(x, reward[:, 0], weights[: len(x), 0]),
+        replicates=_fit_replicates(group, base, residual, weights, resampling) if resampling.over else None,
     )
 
 
-def fit_cells(
-    history: pd.DataFrame, metric: str, base_reward: float | None = None
-) -> tuple[list[CellCurve], dict[str, str]]:
-    """Fit every cell of a history table.
+def _fit_replicates(
+    group: Observations, base: BasePoint | None, residual: Array, weights: Array, resampling: Resampling
+) -> Logistics:
+    """The curve again for each bootstrap draw, with the weights of the points held fixed."""
+    marks, mark = np.unique(group.compute, return_inverse=True)
+    x, replicates = np.log10(marks), resampling.replicates
+    # What all seeds of a mark share is no spread between seeds but lack of fit; at a mark of one seed they cannot be told apart.
+    shared = _means(residual[:, None], mark)[mark, 0]
+    deviations = residual - np.where(np.bincount(mark)[mark] > 1, shared, 0.0)
+    drawn = resampling.drawn_rewards(group) + resampling.drawn_seeds(group, deviations)
+    reward = np.broadcast_to(_means(drawn, mark), (len(x), replicates))
+    if base is not None:
+        x = np.append(x, -np.inf)
+        reward = np.vstack([reward, np.broadcast_to(resampling.drawn_base(base), (1, replicates))])
+    return fit_logistics(x, np.ascontiguousarray(reward), weights, _limits(x))
 
-    Returns the fitted cells, ordered by n, B_p and seed, and for each other cell of the table the reason why
-    it was not fitted. Rows whose metric is missing or not finite are not used.
+
+def _means(values: Array, mark: np.ndarray) -> Array:
+    """(marks, R) means of (N, R) values over the evaluations at one compute; mark: (N,) which compute each is at."""
+    order = np.argsort(mark, kind="stable")
+    counts = np.bincount(mark)[:, None]
+    firsts = np.r_[0, np.cumsum(counts)[:-1]]
+    return np.add.reduceat(values[order], firsts, axis=0) / counts
+
+
+def _fit_records(
+    compute: Array, reward: Array, base_reward: float | None, options: FitOptions
+) -> CurveFit | None:
+    records = record_breaking(reward, options.record_bin, options.record_smoothing)
+    if len(records) < MIN_POINTS:
+        return None
+    fit = _fit_points(compute[records], reward[records, None], base_reward)[0][0]
+    # Also where no record was broken the reward was observed.
+    return replace(fit, compute_min=float(compute.min()), compute_max=float(compute.max()))
+
+
+def _fit_points(
+    compute: Array, reward: Array, base_reward: float | None, counts: Array | None = None
+) -> tuple[list[CurveFit], Array]:
+    """Fit each column of reward (N, B) at compute (N,); also the weights (N [+ 1 for the base], B).
+
+    counts: (N, 1) evaluations behind each point, 1 when not given.
     """
-    curves: list[CellCurve] = []
-    unfitted: dict[str, str] = {}
-    for cell, rows in history.groupby("cell", sort=True):
-        used = usable_rows(rows, metric)
-        if len(used) < MIN_POINTS:
-            unfitted[str(cell)] = (
-                f"{len(used)} usable points of {metric}; a curve needs at least {MIN_POINTS}"
-            )
-            continue
-        first = used.iloc[0]
-        curves.append(
-            CellCurve(
-                cell=str(cell),
-                problems_per_batch=int(first["problems_per_batch"]),
-                rollouts_per_problem=int(first["rollouts_per_problem"]),
-                seed=int(first["seed"]),
-                fit=fit_curve(used["compute_rollouts"], used[metric], base_reward),
-            )
+    points, columns = reward.shape
+    x = np.log10(compute)
+    counts = np.ones((points, 1)) if counts is None else counts
+    xs = x
+    if base_reward is not None:
+        # The base model is one more observation, at log C = -inf, where the logistic is 0.
+        xs = np.append(x, -np.inf)
+        reward = np.vstack([reward, np.full(columns, base_reward)])
+        counts = np.vstack([counts, [[1.0]]])
+    limits = _limits(x)
+    first = fit_logistics(xs, reward, counts, limits)
+    fitted = first.predict(xs)
+    weights = counts / np.maximum(fitted * (1.0 - fitted), _LEAST_VARIANCE)
+    weights = weights / weights.mean(axis=0)
+    fit = fit_logistics(xs, reward, weights, limits, starts=_STARTS)
+    bounds = on_bounds(fit, limits)
+    rmse = np.sqrt(np.mean((fit.predict(x) - reward[:points]) ** 2, axis=0))
+    fits = [
+        CurveFit(
+            start=float(fit.low[i]),
+            ceiling=float(fit.high[i]),
+            midpoint=float(10.0 ** fit.middle[i]),
+            steepness=float(fit.slope[i] / _LN10),
+            converged=bool(fit.converged[i]),
+            on_bound=_bound_words(bounds[i]),
+            points=points,
+            rmse=float(rmse[i]),
+            compute_min=float(compute.min()),
+            compute_max=float(compute.max()),
         )
-    curves.sort(
-        key=lambda curve: (curve.rollouts_per_problem, curve.problems_per_batch, curve.seed, curve.cell)
+        for i in range(columns)
+    ]
+    return fits, weights
+
+
+def _bound_words(bounds: dict[str, str]) -> tuple[str, ...]:
+    """Where there is no gain, any midpoint and steepness fit equally well, and their bounds mean nothing."""
+    relevant = {"low", "high", "gain"} if "gain" in bounds else set(bounds)
+    items = ((name, side) for name, side in bounds.items() if name in relevant)
+    return tuple(_BOUND_WORDS[item] for item in items if item in _BOUND_WORDS)
+
+
+def _limits(x: Array) -> Limits:
+    finite = x[np.isfinite(x)]
+    return Limits(
+        floor=0.0,
+        cap=1.0,
+        middle=(float(finite.min()) - 2.0, float(finite.max()) + 1.0),
+        slope=(STEEPNESS[0] * _LN10, STEEPNESS[1] * _LN10),
     )
-    return curves, unfitted
-
-
-def usable_rows(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows with C > 0 and a finite metric."""
-    values = pd.to_numeric(rows[metric], errors="coerce")
-    return rows[np.isfinite(values) & (rows["compute_rollouts"] > 0)]
-
-
-def _on_bound(
-    theta: NDArray[np.float64], lower: NDArray[np.float64], upper: NDArray[np.float64]
-) -> tuple[str, ...]:
-    below = ("R0 at 0", "A at R0 (no gain)", "Cmid at its lower bound", f"s at {_STEEPNESS_BOUNDS[0]:g}")
-    above = ("R0 at 1", "A at 1", "Cmid at its upper bound", f"s at {_STEEPNESS_BOUNDS[1]:g}")
-    margin = _BOUND_TOLERANCE * (upper - lower)
-    words = []
-    for index in range(len(theta)):
-        if theta[index] - lower[index] <= margin[index]:
-            words.append(below[index])
-        elif upper[index] - theta[index] <= margin[index]:
-            words.append(above[index])
-    return tuple(words)

@@ -1,19 +1,28 @@
-"""From a run's tables to everything that its report says, as data and in words.
+"""From a study's tables to everything that its report says, as data.
 
 Works on a half-finished grid: what is missing is named, and nothing is guessed.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from analysis.curves import CellCurve, fit_cells
-from analysis.frontier import Crossover, FrontierPoint, compute_grid, crossovers, envelope, table_budgets
-from analysis.law import LawVerdict, judge_law
-from analysis.tables import headline_metric, metric_columns
+from analysis.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
+from analysis.frontier import (
+    FrontierPoint,
+    Landscape,
+    compute_grid,
+    frontier_points,
+    landscape,
+    table_budgets,
+)
+from analysis.observations import Observations, base_point, observe
+from analysis.options import FitOptions
+from analysis.questions import Frontier, answer, questions
+from analysis.resampling import Resampling, plan_resampling
+from analysis.tables import COMPUTE_COLUMNS, GridTables, headline_metric, metric_columns
+from analysis.views import HeldOut, Views, held_out_check, other_views
 from grids.errors import UserError
 
 _NO_METRIC = "avg_at_K"  # stands for the headline metric while nothing has been evaluated yet
@@ -23,78 +32,113 @@ _NO_METRIC = "avg_at_K"  # stands for the headline metric while nothing has been
 class Analysis:
     """Everything that the report says, as data."""
 
+    tables: GridTables
+    options: FitOptions
     metric: str
     base_reward: float | None
-    history: pd.DataFrame
-    states: dict[str, str]
-    reasons: dict[str, str]
-    curves: list[CellCurve]
+    groups: list[Observations]
+    """What was fitted, by allocation."""
+    cell_fits: dict[str, CurveFit]
+    """Each cell by itself."""
     unfitted: dict[str, str]
-    points: list[FrontierPoint]
+    """Cells that have no curve, and why."""
+    resampling: Resampling
+    """What the intervals hold and what they do not."""
+    land: Landscape
+    """The allocations' curves over the compute grid."""
+    frontiers: list[Frontier]
+    """By question; the first one leaves n, B_p and M free."""
     budgets: list[FrontierPoint]
-    """The frontier at a few budgets."""
-    changes: list[Crossover]
-    verdict: LawVerdict
+    """The first frontier at a few budgets."""
+    views: Views
+    held_out: HeldOut | None
+
+    @property
+    def frontier(self) -> Frontier:
+        """The first question's."""
+        return self.frontiers[0]
+
+    @property
+    def curves(self) -> tuple[AllocationCurve, ...]:
+        """By n and B_p."""
+        return self.land.curves
 
     @property
     def missing(self) -> list[str]:
-        """The holes of the grid, one sentence each."""
+        """The holes of the grid and what was wrong with its rows, one sentence for each cell."""
+        tables = self.tables
         holes = []
-        for cell in sorted({*self.states, *self.unfitted, *self.history["cell"]}):
+        for cell in sorted({*tables.states, *tables.complaints, *self.unfitted}):
             words = []
-            state = self.states.get(cell, "unknown")
+            state = tables.states.get(cell, "finished")
             if state != "finished":
-                words.append(f"{state} ({self.reasons[cell]})" if cell in self.reasons else state)
+                words.append(f"{state} ({tables.reasons[cell]})" if cell in tables.reasons else state)
+            words += tables.complaints.get(cell, [])
             if cell in self.unfitted:
                 words.append(f"not fitted: {self.unfitted[cell]}")
             if words:
                 holes.append(f"{cell}: {'; '.join(words)}")
         return holes
 
-    @property
-    def sentences(self) -> list[str]:
-        """The verdict in words: where n* changes, then what is known of the law."""
-        return [_changes_in_words(self.points, self.changes), self.verdict.text]
 
+def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
+    """From tables to frontiers, laws and intervals, wherever the tables come from.
 
-def analyse(
-    history: pd.DataFrame,
-    base: Mapping[str, Any] | None,
-    states: dict[str, str],
-    reasons: dict[str, str],
-    metric: str | None = None,
-) -> Analysis:
-    """From tables to the frontier and the law's verdict, wherever the tables come from.
-
-    history: columns as in ``tables.HISTORY_COLUMNS``; base: the base model's row, or None; states, reasons:
-    by cell id.
+    Raises UserError for a metric that the history does not have or whose values are no shares; a grid with holes is
+    analysed as it is.
     """
-    known = metric_columns(history)
-    chosen = metric or headline_metric(known) or headline_metric(list(base or {})) or _NO_METRIC
-    if known and chosen not in known:
-        raise UserError(f"metric '{chosen}' is not in the history; choose one of {', '.join(known)}")
-    if chosen not in history.columns:
-        history = history.assign(**{chosen: pd.Series(dtype=float)})
-    base_reward = _finite_or_none((base or {}).get(chosen))
-    curves, unfitted = fit_cells(history, chosen, base_reward)
-    for cell in states:
-        if cell not in unfitted and not (history["cell"] == cell).any():
-            unfitted[cell] = "no evaluation yet"
-    grid = compute_grid(curves)
-    points = envelope(curves, grid)
-    return Analysis(
-        metric=chosen,
-        base_reward=base_reward,
-        history=history,
-        states=states,
-        reasons=reasons,
-        curves=curves,
-        unfitted=unfitted,
-        points=points,
-        budgets=envelope(curves, table_budgets(grid)),
-        changes=crossovers(curves, points),
-        verdict=judge_law(points, [curve.rollouts_per_problem for curve in curves]),
+    options = options or FitOptions()
+    metric, history = _choose_metric(tables, options.metric)
+    base = base_point(tables.base, metric)
+    groups, unfitted = observe(
+        history, metric, COMPUTE_COLUMNS[options.compute], with_scores=options.replicates > 0
     )
+    for cell in {*tables.states, *tables.complaints} - {"base", "grid"}:
+        if cell not in unfitted and not (history["cell"] == cell).any():
+            unfitted[cell] = "no evaluation yet" if cell in tables.states else "no usable row"
+    resampling = plan_resampling(groups, base, options.replicates, options.seed)
+    curves = fit_allocations(groups, base, options, resampling)
+    land = landscape(curves, compute_grid(curves))
+    budgets = table_budgets(land.compute)
+    return Analysis(
+        tables=tables,
+        options=options,
+        metric=metric,
+        base_reward=base.reward if base else None,
+        groups=groups,
+        cell_fits=_cell_fits(groups, curves, base),
+        unfitted=unfitted,
+        resampling=resampling,
+        land=land,
+        frontiers=answer(questions(curves, options.compute == "rollouts"), land, groups, options.confidence),
+        budgets=frontier_points(landscape(curves, budgets), options.confidence),
+        views=other_views(land, groups, budgets, options),
+        held_out=held_out_check(land, groups, base, options),
+    )
+
+
+def _cell_fits(groups, curves, base) -> dict[str, CurveFit]:  # type: ignore[no-untyped-def]
+    """Fits of single cells; the only cell of an allocation has its allocation's curve."""
+    several = [group for group in groups if len(group.cells) > 1]
+    alone = {curve.cells[0]: curve.fit for curve in curves if len(curve.cells) == 1}
+    return alone | fit_cells(several, base)
+
+
+def _choose_metric(tables: GridTables, wanted: str | None) -> tuple[str, pd.DataFrame]:
+    history = tables.history
+    known = metric_columns(history)
+    metric = wanted or headline_metric(known) or headline_metric(list(tables.base or {})) or _NO_METRIC
+    if known and metric not in history.columns:
+        raise UserError(f"--metric: '{metric}' is not in the table; choose one of {', '.join(known)}")
+    if metric not in history.columns:
+        return metric, history.assign(**{metric: pd.Series(dtype=float)})
+    values = pd.to_numeric(history[metric], errors="coerce")
+    if values.min() < 0 or values.max() > 1:
+        raise UserError(
+            f"--metric: '{metric}' has values outside 0 to 1 ({values.min():g} to {values.max():g}); "
+            "a curve is fitted to a share, so divide it by its largest possible value"
+        )
+    return metric, history
 
 
 def short_count(value: float) -> str:
@@ -105,26 +149,6 @@ def short_count(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _changes_in_words(points: list[FrontierPoint], changes: list[Crossover]) -> str:
-    contested = [point for point in points if point.is_contested]
-    if not points:
-        return "There is no frontier yet: no cell has enough evaluations for a curve."
-    first, last = (short_count(point.compute_rollouts) for point in (points[0], points[-1]))
-    span = f"from C = {first} to {last} rollouts"
-    if not contested:
-        return f"No two values of n were observed at the same compute ({span}), so n*(C) is open."
-    crossing = [change for change in changes if change.kind == "crossing"]
-    coverage = len(changes) - len(crossing)
-    if crossing:
-        steps = (f"{c.before} to {c.after} at C = {short_count(c.compute_rollouts)}" for c in crossing)
-        words = f"The compute-optimal n goes from {', from '.join(steps)} (observed {span})."
-    else:
-        values = sorted({point.rollouts_per_problem for point in contested})
-        words = f"No two leading curves cross ({span}); n* = {', '.join(str(n) for n in values)}."
-    if coverage:
-        words += f" Changes of n* only because a cell's observed compute begins or ends: {coverage}."
-    return words
-
-
-def _finite_or_none(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def finite_or_none(value: float) -> float | None:
+    """The value, None for NaN and infinities: JSON has neither."""
+    return value if math.isfinite(value) else None

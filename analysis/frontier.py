@@ -1,7 +1,7 @@
-"""The compute-optimal frontier: the upper envelope of the cells' curves, inside observed compute only.
+"""The compute-optimal frontier: the upper envelope of the allocations' curves, inside observed compute only.
 
-At each C only the cells whose observed range contains C are compared, so nothing is extrapolated. What wins
-there gives n*(C) and B_p*(C). Cells are compared one by one: with several seeds the best seed counts.
+At each C only the allocations whose observed range contains C are compared, so nothing is extrapolated. What
+wins there gives n*(C) and B_p*(C).
 """
 
 from collections.abc import Sequence
@@ -14,110 +14,281 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from analysis.curves import CellCurve
+from analysis.curves import AllocationCurve
+from analysis.logistic import Array
+from analysis.observations import Allocation
 
-GRID_POINTS = 200
+GRID_POINTS = 120
 """Compute values at which the envelope is taken, evenly spaced in log C."""
+
+Interval = tuple[float, float]
+"""(low, high) at the level of the fit."""
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Rewards of A allocations at G computes."""
+
+    curves: tuple[AllocationCurve, ...]
+    compute: Array
+    """(G,) ascending."""
+    reward: Array
+    """(A, G)"""
+    observed: NDArray[np.bool_]
+    """(A, G) whether the allocation was observed there."""
+    replicates: Array | None
+    """(A, G, R) the same rewards in each bootstrap replicate."""
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """Of each row."""
+        return [curve.allocation for curve in self.curves]
+
+    def only(self, rows: Sequence[int]) -> "Landscape":
+        """Some of the allocations, at the same computes."""
+        index = np.asarray(rows, dtype=np.intp)
+        return Landscape(
+            tuple(self.curves[i] for i in index),
+            self.compute,
+            self.reward[index],
+            self.observed[index],
+            None if self.replicates is None else self.replicates[index],
+        )
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The best cell at one compute."""
+    """The best allocation at one compute."""
 
-    compute_rollouts: float
+    compute: float
+    """In the unit of the fit."""
     reward: float
     """The winning curve's reward."""
-    cell: str
+    reward_interval: Interval | None
     rollouts_per_problem: int
     """n*(C)."""
+    rollouts_per_problem_interval: Interval | None
     problems_per_batch: int
     """B_p*(C)."""
     compared_n: tuple[int, ...]
     """The values of n observed at this compute, in order. With one alone, n* says nothing."""
+    not_worse_n: tuple[int, ...] | None
+    """The values of n that cannot be told from n*: the interval of their reward's difference to n*'s reaches 0."""
 
     @property
     def is_contested(self) -> bool:
         """Whether at least two values of n were observed here."""
         return len(self.compared_n) > 1
 
+    @property
+    def allocation(self) -> Allocation:
+        """(B_p*, n*)."""
+        return Allocation(self.rollouts_per_problem, self.problems_per_batch)
+
 
 @dataclass(frozen=True)
 class Crossover:
     """A compute at which n* changes."""
 
-    compute_rollouts: float
+    compute: float
+    compute_interval: Interval | None
+    """Of the crossing of these two curves; None when it reaches beyond the range in which both were observed, or when the
+    change is one of coverage."""
     before: int
     after: int
+    problems_per_batch: int
+    """B_p of the allocation that takes over."""
     kind: Literal["crossing", "coverage"]
-    """``crossing``: the two curves cross, both observed. ``coverage``: the change comes from where a cell's
+    """``crossing``: the two curves cross, both observed. ``coverage``: the change comes from where an allocation's
     observed compute begins or ends, and says nothing about which n is better."""
 
 
-def compute_grid(curves: Sequence[CellCurve], points: int = GRID_POINTS) -> NDArray[np.float64]:
+def compute_grid(curves: Sequence[AllocationCurve], points: int = GRID_POINTS) -> Array:
     """Compute values, evenly spaced in log C, shape (points,); empty without curves.
 
     They run from the smallest observed compute to the end. A budget that is no multiple of a cell's batch is
-    rounded down, so cells that ran to the end stop within one batch of each other; the end is where the first
+    rounded, so cells that ran to the end stop within one batch of each other; the end is where the first
     of these stops, so that the last stretch does not fall to the cell with the smallest batch for want of
-    rivals.
+    rivals. (In units other than rollouts cells end far apart, and the last stretch is marked as uncontested.)
     """
     if not curves:
         return np.empty(0)
-    furthest = max(curve.fit.compute_max for curve in curves)
-    ends = [c.fit.compute_max for c in curves if c.fit.compute_max + c.batch_rollouts > furthest]
+    furthest = max(curves, key=lambda curve: curve.fit.compute_max)
+    ends = [
+        curve.fit.compute_max
+        for curve in curves
+        if curve.fit.compute_max + max(curve.allocation.batch_rollouts, furthest.allocation.batch_rollouts)
+        > furthest.fit.compute_max
+    ]
     first, last = min(curve.fit.compute_min for curve in curves), min(ends)
     # Clipped, because rounding must not push the ends out of the observed range.
     return np.clip(np.geomspace(first, last, points), first, last)
 
 
-def envelope(curves: Sequence[CellCurve], compute: NDArray[np.float64]) -> list[FrontierPoint]:
-    """The best observed cell at each compute; a compute at which no cell was observed gives no point.
+def landscape(curves: Sequence[AllocationCurve], compute: Array) -> Landscape:
+    """The curves' rewards at each compute."""
+    shape = (len(curves), len(compute))
+    sampled = [curve.predict_replicates(compute) for curve in curves if curve.replicates is not None]
+    return Landscape(
+        curves=tuple(curves),
+        compute=compute,
+        reward=np.array([curve.fit.predict(compute) for curve in curves]).reshape(shape),
+        observed=np.array([curve.fit.observes(compute) for curve in curves], dtype=bool).reshape(shape),
+        replicates=np.stack(sampled) if sampled and len(sampled) == len(curves) else None,
+    )
 
-    Equal rewards go to the first curve in the given order (from ``fit_cells``: the smallest n).
+
+@dataclass(frozen=True)
+class BestN:
+    """The best reward of each n at each compute, and which n leads. Unobserved rewards are -inf."""
+
+    values: tuple[int, ...]
+    """The values of n, ascending."""
+    reward: Array
+    """(n, G)"""
+    replicates: Array | None
+    """(n, G, R)"""
+
+    @property
+    def observed(self) -> NDArray[np.bool_]:
+        """(n, G)"""
+        return np.isfinite(self.reward)
+
+    @property
+    def contested(self) -> NDArray[np.bool_]:
+        """(G,) whether at least two values of n were observed."""
+        return self.observed.sum(axis=0) > 1
+
+    @property
+    def log2_n_star(self) -> Array:
+        """(G,) of the point estimate; equal rewards go to the smaller n."""
+        return np.log2(np.array(self.values))[self.reward.argmax(axis=0)]
+
+    @property
+    def log2_n_star_replicates(self) -> Array | None:
+        """(G, R)"""
+        if self.replicates is None:
+            return None
+        return np.log2(np.array(self.values))[self.replicates.argmax(axis=0)]
+
+
+def best_by_n(land: Landscape) -> BestN:
+    """For each n the best over B_p of the rewards observed at each compute."""
+    n = np.array([allocation.rollouts_per_problem for allocation in land.allocations])
+    values = np.unique(n)
+    seen = np.where(land.observed, land.reward, -np.inf)
+    reward = np.stack([seen[n == value].max(axis=0) for value in values])
+    replicates = None
+    if land.replicates is not None:
+        hidden = np.where(land.observed, 0.0, -np.inf)[:, :, None]
+        replicates = np.stack([(land.replicates[n == v] + hidden[n == v]).max(axis=0) for v in values])
+    return BestN(tuple(int(value) for value in values), reward, replicates)
+
+
+def frontier_points(land: Landscape, confidence: float) -> list[FrontierPoint]:
+    """The best observed allocation at each compute; a compute at which none was observed gives no point.
+
+    Equal rewards go to the first allocation in the landscape's order.
     """
-    found = []
-    for c in compute:
-        observed = [curve for curve in curves if _observes(curve, c)]
-        if observed:
-            best = max(observed, key=lambda curve: float(curve.fit.predict(c)))
-            found.append(
-                FrontierPoint(
-                    compute_rollouts=float(c),
-                    reward=float(best.fit.predict(c)),
-                    cell=best.cell,
-                    rollouts_per_problem=best.rollouts_per_problem,
-                    problems_per_batch=best.problems_per_batch,
-                    compared_n=tuple(sorted({curve.rollouts_per_problem for curve in observed})),
-                )
+    if not land.curves:
+        return []
+    best = best_by_n(land)
+    winner = np.where(land.observed, land.reward, -np.inf).argmax(axis=0)
+    spreads = _spreads(land, best, winner, confidence)
+    points = []
+    for g in np.flatnonzero(land.observed.any(axis=0)):
+        allocation = land.allocations[winner[g]]
+        seen = [i for i in range(len(best.values)) if best.observed[i, g]]
+        points.append(
+            FrontierPoint(
+                compute=float(land.compute[g]),
+                reward=float(land.reward[winner[g], g]),
+                reward_interval=_pair(spreads.reward[:, g]) if spreads else None,
+                rollouts_per_problem=allocation.rollouts_per_problem,
+                rollouts_per_problem_interval=_pair(2.0 ** spreads.log2_n[:, g]) if spreads else None,
+                problems_per_batch=allocation.problems_per_batch,
+                compared_n=tuple(best.values[i] for i in seen),
+                not_worse_n=tuple(best.values[i] for i in seen if spreads.not_worse[i, g])
+                if spreads
+                else None,
             )
-    return found
+        )
+    return points
 
 
-def crossovers(curves: Sequence[CellCurve], points: Sequence[FrontierPoint]) -> list[Crossover]:
+@dataclass(frozen=True)
+class _Spreads:
+    """What the replicates say along a frontier."""
+
+    reward: Array
+    """(2, G) interval of the winning allocation's reward."""
+    log2_n: Array
+    """(2, G) interval of log2 n*."""
+    not_worse: NDArray[np.bool_]
+    """(n, G) whether an n cannot be told from n*."""
+
+
+def _spreads(land: Landscape, best: BestN, winner: NDArray[np.intp], confidence: float) -> _Spreads | None:
+    log2_n = best.log2_n_star_replicates
+    if land.replicates is None or best.replicates is None or log2_n is None:
+        return None
+    tail = (1.0 - confidence) / 2.0
+    at = np.arange(len(land.compute))
+    n_of = np.array([allocation.rollouts_per_problem for allocation in land.allocations])
+    leader = best.replicates[np.searchsorted(best.values, n_of[winner]), at]  # (G, R)
+    behind = np.where(np.isfinite(best.replicates), best.replicates, -1e9) - np.maximum(leader, -1e9)
+    return _Spreads(
+        reward=np.quantile(land.replicates[winner, at], (tail, 1.0 - tail), axis=-1),
+        log2_n=np.quantile(log2_n, (tail, 1.0 - tail), axis=-1, method="inverted_cdf"),
+        not_worse=np.quantile(behind, 1.0 - tail, axis=-1) >= 0.0,
+    )
+
+
+def _pair(values: NDArray[np.floating]) -> Interval:
+    return float(values[0]), float(values[1])
+
+
+def crossovers(land: Landscape, points: Sequence[FrontierPoint], confidence: float) -> list[Crossover]:
     """Where n* changes along the frontier's points, in order of compute.
 
     A crossing is located where the two curves are equal; a change by coverage at the later of the two points.
     """
-    by_cell = {curve.cell: curve for curve in curves}
+    row = {allocation: index for index, allocation in enumerate(land.allocations)}
     found = []
     for left, right in pairwise(points):
         if left.rollouts_per_problem == right.rollouts_per_problem:
             continue
-        old, new = by_cell[left.cell], by_cell[right.cell]
-        ends = (left.compute_rollouts, right.compute_rollouts)
-        both = all(_observes(curve, c) for curve in (old, new) for c in ends)
+        i, j = row[left.allocation], row[right.allocation]
+        old, new = land.curves[i], land.curves[j]
+        ends = (left.compute, right.compute)
+        both = bool(old.fit.observes(ends).all() and new.fit.observes(ends).all())
+        crossing = _crossing(old, new, *ends) if both else right.compute
+        spread = None
+        if both and land.replicates is not None:
+            lead = land.replicates[j] - land.replicates[i]
+            spread = _crossing_interval(
+                land.compute, lead, land.observed[i] & land.observed[j], crossing, confidence
+            )
         found.append(
             Crossover(
-                compute_rollouts=_crossing(old, new, *ends) if both else right.compute_rollouts,
+                compute=crossing,
+                compute_interval=spread,
                 before=left.rollouts_per_problem,
                 after=right.rollouts_per_problem,
+                problems_per_batch=right.problems_per_batch,
                 kind="crossing" if both else "coverage",
             )
         )
     return found
 
 
-def table_budgets(grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def interval(replicates: Array, confidence: float) -> Interval:
+    """The percentile interval of (R,) replicates."""
+    tail = (1.0 - confidence) / 2.0
+    return _pair(np.quantile(replicates, (tail, 1.0 - tail)))
+
+
+def table_budgets(grid: Array) -> Array:
     """Budgets for a short table: the powers of two inside the grid's range and its end; empty for an empty
     grid."""
     if len(grid) == 0:
@@ -127,21 +298,20 @@ def table_budgets(grid: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def frontier_table(points: Sequence[FrontierPoint]) -> pd.DataFrame:
-    """The frontier as a table, one row per point.
-
-    Columns: compute_rollouts, reward, rollouts_per_problem, problems_per_batch, update_steps (M = C / (B_p
-    n), rounded down), cell, compared_n (as text).
-    """
-    columns = ["compute_rollouts", "reward", "rollouts_per_problem", "problems_per_batch"]
-    columns += ["update_steps", "cell", "compared_n"]
+    """The frontier as a table, one row per point, for people: intervals and sets as text."""
+    columns = ["compute", "reward", "reward_interval", "n_star", "n_star_interval", "not_worse_n"]
+    columns += ["problems_per_batch", "compared_n"]
     rows = [
         (
-            round(point.compute_rollouts),
+            round(point.compute),
             point.reward,
+            "" if point.reward_interval is None else "{:.3f} to {:.3f}".format(*point.reward_interval),
             point.rollouts_per_problem,
+            ""
+            if point.rollouts_per_problem_interval is None
+            else "{:.0f} to {:.0f}".format(*point.rollouts_per_problem_interval),
+            "" if point.not_worse_n is None else ", ".join(str(n) for n in point.not_worse_n),
             point.problems_per_batch,
-            int(point.compute_rollouts // (point.problems_per_batch * point.rollouts_per_problem)),
-            point.cell,
             ", ".join(str(n) for n in point.compared_n),
         )
         for point in points
@@ -149,11 +319,7 @@ def frontier_table(points: Sequence[FrontierPoint]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _observes(curve: CellCurve, compute: float) -> bool:
-    return curve.fit.compute_min <= compute <= curve.fit.compute_max
-
-
-def _crossing(old: CellCurve, new: CellCurve, left: float, right: float) -> float:
+def _crossing(old: AllocationCurve, new: AllocationCurve, left: float, right: float) -> float:
     """Where new overtakes old between two computes; old leads (or ties) at the left one, new at the right
     one."""
 
@@ -164,3 +330,23 @@ def _crossing(old: CellCurve, new: CellCurve, left: float, right: float) -> floa
     if lead(low) * lead(high) >= 0.0:  # a tie at an end
         return right
     return float(10.0 ** brentq(lead, low, high))
+
+
+def _crossing_interval(
+    compute: Array, lead: Array, both: NDArray[np.bool_], near: float, confidence: float
+) -> Interval | None:
+    """The interval of where ``lead`` (G, R) turns positive, taking in each replicate the place nearest to
+    ``near``. A replicate without such a place counts as one before the range (the new one leads throughout) or beyond it; None when
+    the interval reaches there."""
+    log_c = np.log10(compute)
+    turns = (lead[:-1] < 0) & (lead[1:] >= 0) & (both[:-1] & both[1:])[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = lead[:-1] / (lead[:-1] - lead[1:])
+    place = np.where(turns, log_c[:-1, None] + share * np.diff(log_c)[:, None], np.inf)
+    distance = np.abs(place - np.log10(near))
+    nearest = np.take_along_axis(place, distance.argmin(axis=0)[None], axis=0)[0]
+    ahead = lead[both].mean(axis=0) > 0
+    nearest = np.where(np.isfinite(nearest), nearest, np.where(ahead, -np.inf, np.inf))
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(nearest, (tail, 1.0 - tail), method="inverted_cdf")
+    return (float(10.0**low), float(10.0**high)) if np.isfinite([low, high]).all() else None

@@ -1,23 +1,31 @@
-"""The allocation law of the frontier, and whether a grid can tell it at all.
+"""The allocation law of a frontier, and whether a grid can tell it at all.
 
-    log2 n*(C) = L / (1 + exp(-k (log10 C - log10 C0))) + b
+    log2 n*(x) = L / (1 + exp(-k (x - x0))) + b
 
-L is the rise in doublings of n, k the steepness per decade, C0 the compute at half the rise, b the log2 of
-the floor; the plateau is 2^(L+b). Source: "IsoCompute Playbook" (arXiv 2603.12151).
+L is the rise in doublings of n, k the steepness, x0 the place of half the rise, b the log2 of the floor; the
+plateau is 2^(L+b). x is log10 C, log10 M or M. Source: "IsoCompute Playbook" (arXiv 2603.12151).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
+from numpy.typing import ArrayLike
 
-from analysis.frontier import FrontierPoint
-from analysis.logistic import logistic, starting_points
+from analysis.frontier import Interval, interval
+from analysis.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
+from analysis.observations import Allocation
 
-K_BOUND = 50.0
-"""Upper bound on k: beyond it the law is a step for every practical spacing of points."""
+K_BOUNDS = (0.1, 50.0)
+"""Bounds on k per decade: beyond 50 the law is a step for every practical spacing of points, below 0.1 a
+line. On a linear axis the same numbers hold per half the range of the points."""
+
+LARGEST_LOG2_N = 16.0
+"""Bound on L + b."""
+
+MIN_LAW_POINTS = 4
+"""Fewest points for a law of four parameters."""
 
 MIN_GRID_N = 4
 """Fewest values of n in a grid for a law of four parameters."""
@@ -25,10 +33,13 @@ MIN_GRID_N = 4
 MIN_OPTIMAL_N = 3
 """Fewest values that n* must take: with two, every step between them fits equally well."""
 
-_STARTING_K = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, K_BOUND)
-_PARAMETERS = ("L", "k", "log10 C0", "b")
-_BOUND_TOLERANCE = 1e-3
-_LEVEL = 0.5  # doublings of n by which the plateau may exceed the largest n* that was seen
+ROUNDING_VARIANCE = 1.0 / 12.0
+"""Of log2 n where n is rounded to a power of two: no law can be told to fit closer than that."""
+
+Axis = Literal["log10", "linear"]
+_STARTS = 8
+_LEVEL = 0.5  # doublings of n by which the plateau may differ from the n* that was seen
+_MIDPOINT = {"log10": "log10 C0", "linear": "M0"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +49,9 @@ class LawFit:
     rise: float
     """L."""
     steepness: float
-    """k."""
-    log10_midpoint: float
-    """log10 C0."""
+    """k, per unit of x."""
+    midpoint: float
+    """x0: log10 C0 on a logarithmic axis."""
     log2_floor: float
     """b."""
     sse: float
@@ -48,6 +59,7 @@ class LawFit:
     points: int
     on_bound: tuple[str, ...]
     """Parameters that rest on a bound of the fit, in words."""
+    axis: Axis = "log10"
 
     @property
     def plateau(self) -> float:
@@ -59,11 +71,24 @@ class LawFit:
         """n at small compute, 2^b."""
         return float(2.0**self.log2_floor)
 
-    def predict(self, compute: ArrayLike) -> NDArray[np.float64]:
-        """n*(C), same shape as compute; compute > 0."""
-        log10_c = np.log10(np.asarray(compute, dtype=np.float64))
-        unit = logistic(self.steepness * (log10_c - self.log10_midpoint))
-        return 2.0 ** (self.rise * unit + self.log2_floor)
+    def predict(self, value: ArrayLike) -> Array:
+        """n* at each compute (or number of steps), same shape, above 0; not yet on the axis of the law."""
+        at = np.asarray(value, dtype=np.float64)
+        x = np.log10(at) if self.axis == "log10" else at
+        return 2.0 ** (self.rise * logistic(self.steepness * (x - self.midpoint)) + self.log2_floor)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of n*, compared with the others."""
+
+    name: Literal["sigmoid", "log-linear", "flat"]
+    parameters: int
+    sse: float
+    aicc: float
+    """Akaike's information criterion, corrected for few points; smaller is better."""
+    preferred_share: float | None
+    """In which share of the bootstrap replicates this form has the smallest AICc; None without replicates."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +97,25 @@ class LawVerdict:
 
     fit: LawFit | None
     """None when the law is not identified: no parameters are shown then."""
+    intervals: dict[str, Interval]
+    """Of ``rise``, ``steepness``, ``midpoint``, ``log2_floor`` and ``log2_plateau`` (L + b); empty without replicates."""
+    forms: tuple[Form, ...]
+    """The law against a log-linear and a flat n*, best first; empty where the law could not be fitted."""
     reasons: tuple[str, ...]
     """Why the law is not identified, in words."""
     notes: tuple[str, ...]
     """What to keep in mind about an identified law, in words: bounds, edges of the grid."""
     plateau_identified: bool
     floor_identified: bool
+    replicates: Logistics | None = None
+    """The law in each bootstrap replicate."""
+
+    def n_interval(self, value: float, confidence: float) -> Interval | None:
+        """The interval of the law's n at a compute (or number of steps); None without replicates."""
+        if self.fit is None or self.replicates is None:
+            return None
+        x = np.log10(value) if self.fit.axis == "log10" else value
+        return interval(2.0 ** self.replicates.predict([x])[0], confidence)
 
     @property
     def identified(self) -> bool:
@@ -90,67 +128,81 @@ class LawVerdict:
         if self.fit is None:
             return "The law is not identified: " + "; ".join(self.reasons) + "."
         fit = self.fit
-        words = (
-            f"log2 n*(C) = L / (1 + exp(-k (log10 C - log10 C0))) + b with "
-            f"L = {fit.rise:.2f}, k = {fit.steepness:.2f}, "
-            f"log10 C0 = {fit.log10_midpoint:.2f}, b = {fit.log2_floor:.2f}"
-        )
+        x, x0 = ("log10 C" if fit.axis == "log10" else "M"), _MIDPOINT[fit.axis]
+        shown = [
+            ("L", fit.rise, "rise"),
+            ("k", fit.steepness, "steepness"),
+            (x0, fit.midpoint, "midpoint"),
+            ("b", fit.log2_floor, "log2_floor"),
+        ]
+        values = ", ".join(f"{name} = {value:.3g}{self._range(key)}" for name, value, key in shown)
+        words = f"log2 n* = L / (1 + exp(-k ({x} - {x0}))) + b with {values}"
         if self.plateau_identified:
+            low_high = self.intervals.get("log2_plateau")
             words += f"; plateau n = {fit.plateau:.0f}"
+            words += f" [{2 ** low_high[0]:.0f}, {2 ** low_high[1]:.0f}]" if low_high else ""
         if self.floor_identified:
             words += f"; floor n = {fit.floor:.0f}"
         return ". ".join((words, *(note[0].upper() + note[1:] for note in self.notes))) + "."
 
+    def _range(self, key: str) -> str:
+        return "" if key not in self.intervals else " [{:.3g}, {:.3g}]".format(*self.intervals[key])
 
-def fit_law(log10_c: ArrayLike, log2_n: ArrayLike) -> LawFit:
-    """Fit the law by bounded least squares, from the best start for each of several k, and keep the best.
 
-    log10_c, log2_n: shape (points,), at least four points. Bounds: 0 <= L <= 16, 0 <= k <= K_BOUND, log10 C0
-    within one decade of the data, 0 <= b <= 16. Raises ValueError for too few points.
+@dataclass(frozen=True)
+class NStar:
+    """n* along a frontier, as the law sees it."""
+
+    x: Array
+    """(G,) ascending, on the law's axis; only where at least two values of n were compared."""
+    log2_n: Array
+    """(G,)"""
+    replicates: Array | None
+    """(G, R)"""
+    grid_n: tuple[int, ...]
+    """The values of n that were compared anywhere."""
+    evaluations: int
+    """How many different computes were evaluated in the range of x: what the points are worth to an
+    information criterion, since they lie on curves and are not independent."""
+    unrejected_n: tuple[int, ...] | None
+    """The values of n that cannot be told from the best at any x; None without replicates."""
+    edge: Allocation | None
+    """The leading allocation with the largest n*, where no larger n was tried that could have led in its place."""
+    axis: Axis = "log10"
+
+
+def fit_law(x: ArrayLike, log2_n: ArrayLike, axis: Axis = "log10") -> LawFit:
+    """Fit the law by least squares, to the global optimum within its bounds.
+
+    x, log2_n: shape (points,), at least four points, x on the law's axis. Bounds: 0 <= b, L >= 0, L + b <= 16, k in
+    K_BOUNDS, x0 within one decade of the data (on a linear axis: within half their range). Raises ValueError for too few
+    points.
     """
-    x = np.asarray(log10_c, dtype=np.float64)
-    y = np.asarray(log2_n, dtype=np.float64)
-    if len(x) < len(_PARAMETERS):
-        raise ValueError(f"{len(x)} points; the law needs at least {len(_PARAMETERS)}")
-    lower = np.array([0.0, 0.0, x.min() - 1.0, 0.0])
-    upper = np.array([16.0, K_BOUND, x.max() + 1.0, 16.0])
-
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        rise, steepness, mid, low = theta
-        return rise * logistic(steepness * (x - mid)) + low - y
-
-    starts = [
-        np.clip([rise, k, mid, low], lower + 1e-4, upper - 1e-4)
-        for low, rise, mid, k in starting_points(x, y, _STARTING_K)
-    ]
-    fits = [
-        least_squares(residuals, start, bounds=(lower, upper), xtol=1e-10, ftol=1e-10) for start in starts
-    ]
-    best = min(fits, key=lambda fit: fit.cost)
-    margin = _BOUND_TOLERANCE * (upper - lower)
-    on_bound = [
-        f"{name} at its {side} bound {bound:g}"
-        for name, value, low_end, high_end, width in zip(
-            _PARAMETERS, best.x, lower, upper, margin, strict=True
-        )
-        for side, bound in (("lower", low_end), ("upper", high_end))
-        if abs(value - bound) <= width
-    ]
-    rise, steepness, mid, low = (float(value) for value in best.x)
-    return LawFit(rise, steepness, mid, low, 2.0 * float(best.cost), len(x), tuple(on_bound))
+    at, y = np.asarray(x, dtype=np.float64), np.asarray(log2_n, dtype=np.float64)
+    if len(at) < MIN_LAW_POINTS:
+        raise ValueError(f"{len(at)} points; the law needs at least {MIN_LAW_POINTS}")
+    limits = _limits(at, axis)
+    fit = fit_logistics(at, y[:, None], np.ones((len(at), 1)), limits, starts=_STARTS)
+    ((_, bounds),) = enumerate(on_bounds(fit, limits))
+    return LawFit(
+        rise=float(fit.high[0] - fit.low[0]),
+        steepness=float(fit.slope[0]),
+        midpoint=float(fit.middle[0]),
+        log2_floor=float(fit.low[0]),
+        sse=float(fit.sse[0]),
+        points=len(at),
+        on_bound=_bound_words(bounds, limits, _MIDPOINT[axis]),
+        axis=axis,
+    )
 
 
-def judge_law(points: Sequence[FrontierPoint], grid_n: Sequence[int]) -> LawVerdict:
-    """Fit the law to a frontier's n*(C) where two or more n were compared, if it can be identified.
-
-    grid_n: the values of n of the cells that were fitted.
-    """
-    used = [point for point in points if point.is_contested]
-    optimal = sorted({point.rollouts_per_problem for point in used})
-    values = sorted(set(grid_n))
+def judge_law(stars: NStar, confidence: float) -> LawVerdict:
+    """Fit the law to a frontier's n*, if it can be identified."""
+    optimal = sorted({int(n) for n in np.rint(2.0**stars.log2_n)})
+    values = sorted(stars.grid_n)
     reasons = []
     if not values:
-        reasons.append("no cell could be fitted")
+        reasons.append("no allocation could be fitted")
     elif len(values) < MIN_GRID_N:
         reasons.append(
             f"the fitted cells hold {_counted(values)} of n{_listed(values)}, "
@@ -160,32 +212,146 @@ def judge_law(points: Sequence[FrontierPoint], grid_n: Sequence[int]) -> LawVerd
         reasons.append(
             f"n* takes {_counted(optimal)}{_listed(optimal)}, and a curve needs at least {MIN_OPTIMAL_N}"
         )
+    if stars.unrejected_n:
+        constant = ", ".join(str(n) for n in stars.unrejected_n)
+        reasons.append(
+            f"n* may be flat: n = {constant} cannot be told from the best n at any observed compute"
+        )
+    if not reasons and len(stars.x) < MIN_LAW_POINTS:
+        reasons.append(f"two values of n were compared at {len(stars.x)} computes only")
     if reasons:
-        return LawVerdict(None, tuple(reasons), (), plateau_identified=False, floor_identified=False)
-
-    fit = fit_law(
-        [np.log10(point.compute_rollouts) for point in used],
-        [np.log2(point.rollouts_per_problem) for point in used],
-    )
-    if {"L at its lower bound 0", "k at its lower bound 0"} & set(fit.on_bound):
-        reason = "n* does not rise with compute, and the law can only rise"
-        return LawVerdict(None, (reason,), (), plateau_identified=False, floor_identified=False)
+        return _unidentified(reasons)
+    fit, replicates = fit_law(stars.x, stars.log2_n, stars.axis), _fit_replicates(stars)
+    forms = _compare_forms(stars, fit, replicates)
+    if fit.rise < 0.05:
+        return _unidentified(["n* does not rise with compute, and the law can only rise"], forms)
+    if forms[0].name == "flat":
+        return _unidentified(["a flat n* explains the frontier as well, with fewer parameters"], forms)
     notes = [f"the fit rests on a bound: {words}" for words in fit.on_bound]
-    plateau_note = _plateau_note(fit, optimal, values)
-    floor_identified = optimal[0] != values[0]
-    if plateau_note:
-        notes.append(plateau_note)
-    if not floor_identified:
-        notes.append(f"floor not identified: it rests on the edge of the grid (smallest n = {values[0]})")
-    return LawVerdict(fit, (), tuple(notes), plateau_note is None, floor_identified)
+    plateau_note = _plateau_note(fit, stars)
+    floor_note = _floor_note(fit, stars)
+    if forms[0].name == "log-linear":
+        words = "not identified: n* as a power of C explains the frontier as well"
+        notes.append(f"saturation {words}")
+        plateau_note, floor_note = plateau_note or f"plateau {words}", floor_note or f"floor {words}"
+    notes += [note for note in (plateau_note, floor_note) if note]
+    return LawVerdict(
+        fit=fit,
+        intervals=_intervals(replicates, confidence),
+        forms=forms,
+        reasons=(),
+        notes=tuple(notes),
+        plateau_identified=plateau_note is None,
+        floor_identified=floor_note is None,
+        replicates=replicates,
+    )
 
 
-def _plateau_note(fit: LawFit, optimal: list[int], values: list[int]) -> str | None:
-    if optimal[-1] == values[-1]:
-        return f"plateau not identified: it rests on the edge of the grid (largest n = {values[-1]})"
-    if np.log2(fit.plateau / optimal[-1]) > _LEVEL:
+def _fit_replicates(stars: NStar) -> Logistics | None:
+    if stars.replicates is None:
+        return None
+    return fit_logistics(stars.x, stars.replicates, np.ones((len(stars.x), 1)), _limits(stars.x, stars.axis))
+
+
+def _intervals(fits: Logistics | None, confidence: float) -> dict[str, Interval]:
+    if fits is None:
+        return {}
+    return {
+        "rise": interval(fits.high - fits.low, confidence),
+        "steepness": interval(fits.slope, confidence),
+        "midpoint": interval(fits.middle, confidence),
+        "log2_floor": interval(fits.low, confidence),
+        "log2_plateau": interval(fits.high, confidence),
+    }
+
+
+def _unidentified(reasons: Sequence[str], forms: tuple[Form, ...] = ()) -> LawVerdict:
+    return LawVerdict(None, {}, forms, tuple(reasons), (), plateau_identified=False, floor_identified=False)
+
+
+def _limits(x: Array, axis: Axis) -> Limits:
+    unit = 1.0 if axis == "log10" else max(float(x.max() - x.min()) / 2.0, 1e-12)
+    return Limits(
+        floor=0.0,
+        cap=LARGEST_LOG2_N,
+        middle=(float(x.min()) - unit, float(x.max()) + unit),
+        slope=(K_BOUNDS[0] / unit, K_BOUNDS[1] / unit),
+    )
+
+
+def _bound_words(bounds: dict[str, str], limits: Limits, midpoint: str) -> tuple[str, ...]:
+    named = {
+        ("slope", "lower"): f"k at its lower bound {limits.slope[0]:g}",
+        ("slope", "upper"): f"k at its upper bound {limits.slope[1]:g}",
+        ("middle", "lower"): f"{midpoint} at its lower bound {limits.middle[0]:.3g}",
+        ("middle", "upper"): f"{midpoint} at its upper bound {limits.middle[1]:.3g}",
+        ("low", "lower"): "b at its lower bound 0",
+        ("high", "upper"): f"L + b at its upper bound {limits.cap:g}",
+        ("gain", "lower"): "L at its lower bound 0",
+    }
+    return tuple(named[item] for item in bounds.items() if item in named)
+
+
+def _compare_forms(stars: NStar, fit: LawFit, fits: Logistics | None) -> tuple[Form, ...]:
+    y = stars.log2_n[:, None]
+    sse = {"sigmoid": np.array([fit.sse]), **_simple_sse(stars.x, y)}
+    shares: dict[str, float] = {}
+    if fits is not None and stars.replicates is not None:
+        costs = {"sigmoid": fits.sse, **_simple_sse(stars.x, stars.replicates)}
+        scores = np.stack([_aicc(stars, name, value) for name, value in costs.items()])
+        won = np.bincount(scores.argmin(axis=0), minlength=len(costs)) / scores.shape[1]
+        shares = dict(zip(costs, (float(share) for share in won), strict=True))
+    forms = [
+        Form(
+            name,  # type: ignore[arg-type]
+            _PARAMETERS[name],
+            float(value[0]),
+            float(_aicc(stars, name, value)[0]),
+            shares.get(name),
+        )
+        for name, value in sse.items()
+    ]
+    return tuple(sorted(forms, key=lambda form: form.aicc))
+
+
+_PARAMETERS = {"sigmoid": 4, "log-linear": 2, "flat": 1}
+
+
+def _simple_sse(x: Array, y: Array) -> dict[str, Array]:
+    """Sums of squares around a constant and around a line in x, each (R,), for y (G, R)."""
+    centred, at = y - y.mean(axis=0), x - x.mean()
+    flat = (centred**2).sum(axis=0)
+    slope = at @ centred / max(float(at @ at), 1e-300)
+    return {"log-linear": flat - slope**2 * float(at @ at), "flat": flat}
+
+
+def _aicc(stars: NStar, name: str, sse: Array) -> Array:
+    """AICc of Gaussian residuals whose variance holds the rounding of n to powers of two."""
+    worth = max(min(stars.evaluations, len(stars.x)), 8)
+    parameters = _PARAMETERS[name] + 1  # and the variance
+    variance = sse / len(stars.x) + ROUNDING_VARIANCE
+    correction = 2.0 * parameters * (parameters + 1) / (worth - parameters - 1)
+    return worth * np.log(variance) + 2.0 * parameters + correction
+
+
+def _plateau_note(fit: LawFit, stars: NStar) -> str | None:
+    last, largest = float(stars.log2_n[-1]), float(stars.log2_n.max())
+    if stars.edge is not None:
+        return f"plateau not identified: it rests on the edge of the grid ({stars.edge.name} has no larger n beside it)"
+    if np.log2(fit.plateau) - largest > _LEVEL:
+        return f"plateau not identified: n* still rises where the observed compute ends (n* = {2**last:.0f})"
+    if abs(np.log2(fit.plateau) - last) > _LEVEL:
+        return f"plateau not identified: the law levels at n = {fit.plateau:.0f}, where n* is {2**last:.0f}"
+    return None
+
+
+def _floor_note(fit: LawFit, stars: NStar) -> str | None:
+    first, smallest = float(stars.log2_n[0]), float(stars.log2_n.min())
+    if 2.0**smallest <= min(stars.grid_n):
+        return f"floor not identified: it rests on the edge of the grid (smallest n = {min(stars.grid_n)})"
+    if abs(fit.log2_floor - first) > _LEVEL:
         return (
-            f"plateau not identified: n*(C) still rises where the observed compute ends (n* = {optimal[-1]})"
+            f"floor not identified: n* already rises where the observed compute begins (n* = {2**first:.0f})"
         )
     return None
 

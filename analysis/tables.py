@@ -1,17 +1,14 @@
-"""A run folder's files as tables: histories, the base model's row and the cells' states.
+"""What a study's tables hold: the columns of a history, their names in words, and ``GridTables``.
 
-This module owns the list of history columns. A history holds one row per evaluated step of a cell; readers
-take no lock, so a last line that its writer has not finished yet (no newline) is left out.
+A history holds one row per evaluated step of a cell. ``sources`` makes these tables.
 """
 
-import json
 import re
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pandas as pd
-
-from grids.errors import UserError
 
 HISTORY_COLUMNS: dict[str, str] = {
     "cell": "the cell's id, for example bp16-n64-s0",
@@ -21,12 +18,20 @@ HISTORY_COLUMNS: dict[str, str] = {
     "step": "update steps done",
     "compute_rollouts": "C, training rollouts so far: step * B_p * n",
     "compute_tokens": "generated training tokens so far",
+    "accelerator_seconds": "accelerator time of training so far: seconds of sampling times the accelerators of the engine "
+    "that sampled, plus seconds of learning times those of the learner group; GPUs, or cores in a pool without GPUs; neither "
+    "evaluation nor grading nor waiting; measured, no replay reproduces it",
+    "epochs": "passes over the training set: step * B_p / number of training problems",
     "avg_at_K": "mean validation score over K answers a problem; K is the real number (avg_at_4)",
     "best_at_K": "share of validation problems with at least one of K answers right",
     "worst_at_K": "share of validation problems with all K answers right",
+    "eval_right": "per validation problem, in the set's order: how many of its K answers were right",
     "eval_response_tokens": "mean tokens of a validation answer",
     "eval_truncated": "share of validation answers cut at the token limit",
-    "eval_verifier_failures": "validation answers whose grading crashed or hung; each scored 0",
+    "eval_verifier_failures": "answers of an evaluation, validation and train probe, whose grading crashed or hung; each scored 0",
+    "train_probe_avg_at_K": "mean score of a fixed probe of training problems over K answers a problem; K may differ "
+    "from the validation's",
+    "train_probe_right": "per problem of the training probe, in the probe's order: how many of its K answers were right",
     "train_reward": "mean reward of the training rollouts since the previous row, as all below unless they say otherwise",
     "response_tokens": "mean tokens of an answer",
     "truncated": "share of answers cut at the token limit",
@@ -47,65 +52,57 @@ HISTORY_COLUMNS: dict[str, str] = {
 }
 """Every column of a history with its meaning. ``K`` stands for a number and ``*`` for a phase's name."""
 
+COMPUTE_COLUMNS = {
+    "rollouts": "compute_rollouts",
+    "tokens": "compute_tokens",
+    "accelerator_seconds": "accelerator_seconds",
+}
+"""The column of each compute unit."""
+
 REQUIRED_COLUMNS = ("cell", "problems_per_batch", "rollouts_per_problem", "seed", "step", "compute_rollouts")
-"""Columns that every row must hold, besides at least one ``avg_at_K``."""
+"""Columns that a history always has, besides at least one validation metric."""
+
+PER_PROBLEM_COLUMNS = ("eval_right", "train_probe_right")
+"""Columns with one count for each problem."""
 
 _METRIC = re.compile(r"(avg|best|worst)_at_([1-9][0-9]*)")
+_SCORE = re.compile(rf"{_METRIC.pattern}|train_probe_avg_at_[1-9][0-9]*")
+_PATTERNS = [
+    re.compile(name.removesuffix("K") + "[1-9][0-9]*" if name.endswith("_at_K") else name.replace("*", ".+"))
+    for name in HISTORY_COLUMNS
+]
 
 
-def read_history(run_dir: Path | str) -> pd.DataFrame:
-    """Read every ``cells/*/history.jsonl`` of a run into one tidy table, ordered by cell and step.
+@dataclass(frozen=True)
+class GridTables:
+    """What is known of one *setting*: cells that differ in allocation, seed and budget only."""
 
-    Cells without a history or without rows contribute no row; with no rows at all the table is empty and has
-    the required columns. Raises UserError for a missing run folder, a broken line, a row that lacks a
-    required column, or a step that occurs twice in a cell.
-    """
-    rows: list[dict[str, Any]] = []
-    for path in sorted(_cells_folder(run_dir).glob("*/history.jsonl")):
-        cell_rows = _read_rows(path)
-        _refuse_repeated_steps(cell_rows, path)
-        rows.extend(cell_rows)
-    if not rows:
-        return pd.DataFrame(columns=list(REQUIRED_COLUMNS))
-    return pd.DataFrame(rows).sort_values(["cell", "step"], ignore_index=True)
-
-
-def read_base(run_dir: Path | str) -> dict[str, Any] | None:
-    """Read the base model's evaluation row (C = 0) from ``base.json``; None when it has not been evaluated
-    yet."""
-    path = _run_folder(run_dir) / "base.json"
-    return _read_object(path) if path.exists() else None
+    name: str
+    """For titles: the run folder's name, the file's stem, the experiment's name."""
+    history: pd.DataFrame
+    """Usable rows only, sorted by cell and step, columns as in ``HISTORY_COLUMNS``. Per-problem columns hold an int32
+    array a row, or None."""
+    base: dict[str, Any] | None
+    """The base model's row (C = 0), as JSON values; None where it is not known."""
+    states: dict[str, str]
+    """By cell, also for cells without a row; empty where the source has no states."""
+    reasons: dict[str, str]
+    """Why a cell is in its state, for those that tell."""
+    complaints: dict[str, list[str]]
+    """By cell: what is wrong with its rows and what was done about it, one sentence each. ``base`` and ``grid`` stand for
+    the base model's row and the grid as a whole."""
+    spec: dict[str, Any] | None
+    """The resolved grid (JSON form of ``grids.spec.GridSpec``), where the source has it."""
 
 
-def read_states(run_dir: Path | str) -> dict[str, str]:
-    """Read each cell's state from its ``state.json``, by cell id in sorted order.
-
-    A cell's folder without a ``state.json`` counts as pending: nothing has been decided about it yet.
-    """
-    states: dict[str, str] = {}
-    for cell, record in _read_state_files(run_dir).items():
-        if record is None:
-            states[cell] = "pending"
-        elif isinstance(record.get("state"), str):
-            states[cell] = record["state"]
-        else:
-            raise UserError(
-                f"{run_dir}/cells/{cell}/state.json: field 'state' is missing; resume the run to rewrite it"
-            )
-    return states
-
-
-def read_reasons(run_dir: Path | str) -> dict[str, str]:
-    """Read why cells are in their state (``reason`` in ``state.json``), for the cells that give a reason."""
-    records = _read_state_files(run_dir)
-    return {
-        cell: str(record["reason"]) for cell, record in records.items() if record and record.get("reason")
-    }
+def is_metric(name: str) -> bool:
+    """Whether a name is a validation metric's: avg_at_K, best_at_K or worst_at_K."""
+    return _METRIC.fullmatch(name) is not None
 
 
 def metric_columns(history: pd.DataFrame) -> list[str]:
     """The validation metrics of a table (avg_at_K, best_at_K, worst_at_K), in the table's order."""
-    return [column for column in history.columns if _METRIC.fullmatch(column)]
+    return [column for column in history.columns if is_metric(column)]
 
 
 def headline_metric(names: list[str]) -> str | None:
@@ -118,64 +115,41 @@ def metric_label(metric: str) -> str:
     return metric.replace("_at_", "@")
 
 
-def _run_folder(run_dir: Path | str) -> Path:
-    folder = Path(run_dir)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such run folder; give the folder that `isocompute run` wrote")
-    return folder
+def compute_label(unit: str) -> str:
+    """An axis's words for a compute unit: a key of ``COMPUTE_COLUMNS``."""
+    return {
+        "rollouts": "compute C (rollouts)",
+        "tokens": "compute C (generated tokens)",
+        "accelerator_seconds": "compute C (accelerator-seconds)",
+    }[unit]
 
 
-def _cells_folder(run_dir: Path | str) -> Path:
-    return _run_folder(run_dir) / "cells"
+def score_columns(names: list[str]) -> list[str]:
+    """The columns that are shares of right answers, in [0, 1]: validation metrics and the training probe."""
+    return [name for name in names if _SCORE.fullmatch(name)]
 
 
-def _read_state_files(run_dir: Path | str) -> dict[str, dict[str, Any] | None]:
-    folders = sorted(path for path in _cells_folder(run_dir).glob("*") if path.is_dir())
-    paths = {folder.name: folder / "state.json" for folder in folders}
-    return {cell: _read_object(path) if path.exists() else None for cell, path in paths.items()}
+def samples_per_problem(name: str) -> int:
+    """K of a score's name: 4 for ``avg_at_4``."""
+    return int(name.rpartition("_")[2])
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); resume the run to rewrite it") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: holds no JSON object; resume the run to rewrite it")
-    return value
+def is_measured(name: str) -> bool:
+    """Whether a column is a measurement that no replay of a cell reproduces."""
+    return name.startswith("seconds_") or name in ("accelerator_seconds", "logged_at_ms")
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    complete, newline, _torn = path.read_bytes().rpartition(b"\n")
-    rows = []
-    for number, line in enumerate(complete.split(b"\n") if newline else [], start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(
-                f"{path}, row {number}: not valid JSON; resume the cell to rewrite its history"
-            ) from error
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, row {number}: holds no JSON object; resume the cell to rewrite its history"
-            )
-        _refuse_missing_columns(row, path, number)
-        rows.append(row)
-    return rows
+@cache
+def column_rank(name: str) -> int | None:
+    """A column's place in ``HISTORY_COLUMNS``; None for a name that is not one of them."""
+    return next((rank for rank, pattern in enumerate(_PATTERNS) if pattern.fullmatch(name)), None)
 
 
-def _refuse_missing_columns(row: dict[str, Any], path: Path, number: int) -> None:
-    missing = [name for name in REQUIRED_COLUMNS if row.get(name) is None]
-    if headline_metric(list(row)) is None:
-        missing.append("avg_at_K")
-    if missing:
-        listed = ", ".join(repr(name) for name in missing)
-        raise UserError(f"{path}, row {number}: lacks {listed}; add it or remove the row")
+def in_order(names: list[str]) -> list[str]:
+    """Names as ``HISTORY_COLUMNS`` orders them, smaller K first; unknown ones last, by name."""
 
+    def key(name: str) -> tuple[int, int, str]:
+        rank = column_rank(name)
+        return (len(_PATTERNS) if rank is None else rank, len(name) if rank is not None else 0, name)
 
-def _refuse_repeated_steps(rows: list[dict[str, Any]], path: Path) -> None:
-    seen: set[int] = set()
-    for number, row in enumerate(rows, start=1):
-        if row["step"] in seen:
-            raise UserError(f"{path}, row {number}: step {row['step']} occurs twice; remove the repeated row")
-        seen.add(row["step"])
+    return sorted(names, key=key)

@@ -212,6 +212,18 @@ class VerifierSpec(StrictModel):
     """A response that takes longer to grade scores 0 and is counted."""
 
 
+class TrainProbeSpec(StrictModel):
+    """A fixed, evenly spaced choice of training problems that is sampled at every evaluation, the same for all cells.
+
+    Its scores show how training spreads over the problems (the paper's histograms) and, beside the validation's, overfitting.
+    """
+
+    problems: Annotated[int, Field(ge=0, le=100_000, strict=True)] = 64
+    """Training problems in the probe; all of a smaller set. 0 leaves the probe out."""
+    samples_per_problem: Annotated[int, Field(ge=1, le=1024, strict=True)] = 8
+    """Answers to each; scores can be compared only at an equal number."""
+
+
 class EvaluationSpec(StrictModel):
     """Validation at compute marks that all cells share.
 
@@ -227,6 +239,8 @@ class EvaluationSpec(StrictModel):
     """Marks for each doubling of compute."""
     kept_rollouts: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 16
     """Rollouts with rewards that are kept of every evaluation, to read and to audit the verifier."""
+    train_probe: TrainProbeSpec = TrainProbeSpec()
+    """Training problems that are sampled beside the validation problems."""
 
 
 class SamplerPool(StrictModel):

@@ -11,8 +11,9 @@ from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
 from grids.spec import GridSpec
 from orchestrator.data import GridData
 from orchestrator.pools import LearnerGroup, Pools, Ref, require_agreement
-from orchestrator.progress import Progress
+from orchestrator.progress import Progress, accelerator_seconds
 from orchestrator.store import CellStore, State
+from workers.grading import evenly_spaced
 from workers.problems import batch_indices
 from workers.rollouts import rollout_seed
 from workers.sampler import SamplingRequest
@@ -32,14 +33,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update step trains on: a pure function of (cell, step)."""
+    """Problems to sample, with their gold answers."""
 
     request: SamplingRequest
     golds: list[str]
 
 
 def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
-    """The batch of update ``step`` (from 1) of a cell."""
+    """What update ``step`` (from 1) of a cell trains on: a pure function of (cell, step)."""
     indices = batch_indices(cell.seed, step, cell.problems_per_batch, len(data.train))
     seeds = [rollout_seed(cell.id, step, position) for position in range(len(indices))]
     prompts = [data.train.prompts[i] for i in indices]
@@ -54,16 +55,33 @@ def evaluation_request(spec: GridSpec, data: GridData) -> SamplingRequest:
     return SamplingRequest(data.validation.prompts, seeds, spec.evaluation.samples_per_problem)
 
 
+def probe_batch(spec: GridSpec, data: GridData) -> Batch:
+    """The train probe: evenly spaced training problems, the same for all cells and steps."""
+    probe = spec.evaluation.train_probe
+    indices = evenly_spaced(probe.problems, len(data.train))
+    seeds = [rollout_seed("train-probe", position) for position in range(len(indices))]
+    prompts = [data.train.prompts[i] for i in indices]
+    return Batch(
+        SamplingRequest(prompts, seeds, probe.samples_per_problem), [data.train.golds[i] for i in indices]
+    )
+
+
 async def evaluate(
     pools: Pools, spec: GridSpec, data: GridData, weights: Ref
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(validation columns of a history row, rollouts to keep) of some weights."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
     started = time.monotonic()
     rollouts, _ = await pools.samplers.sample(evaluation_request(spec, data), weights)
-    metrics, samples = await pools.grader.evaluate.remote(
+    columns, samples = await pools.grader.evaluate.remote(
         rollouts, data.validation.golds, spec.evaluation.kept_rollouts
     )
-    return metrics | {"seconds_evaluating": time.monotonic() - started}, samples
+    if spec.evaluation.train_probe.problems:
+        probe = probe_batch(spec, data)
+        rollouts, _ = await pools.samplers.sample(probe.request, weights)
+        probe_columns, failures = await pools.grader.probe.remote(rollouts, probe.golds)
+        columns |= probe_columns
+        columns["eval_verifier_failures"] += failures
+    return columns | {"seconds_evaluating": time.monotonic() - started}, samples
 
 
 async def _whole(writing: Coroutine[Any, Any, T]) -> T:
@@ -116,7 +134,10 @@ class CellRun:
             metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
             if step == first_step:
                 self._require_agreement(metrics, step)
-            progress.add_step(metrics, tokens)
+            seconds = accelerator_seconds(
+                self._spec.pools, metrics["seconds_sampling"], metrics["seconds_learning"]
+            )
+            progress.add_step(metrics, tokens, seconds)
             self._listener.step(cell, step)
             if step in self._marks:
                 await self._record(progress, weights)
@@ -161,6 +182,8 @@ class CellRun:
             "step": progress.step,
             "compute_rollouts": progress.step * cell.batch_rollouts,
             "compute_tokens": progress.compute_tokens,
+            "accelerator_seconds": progress.accelerator_seconds,
+            "epochs": progress.step * cell.problems_per_batch / len(self._data.train),
             **evaluation,
             **progress.close_interval(),
             "logged_at_ms": time.time_ns() // 1_000_000,

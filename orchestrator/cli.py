@@ -3,15 +3,15 @@
 import os
 import sys
 import traceback
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from grids.errors import UserError
+from orchestrator.exit_codes import ExitCode
 from orchestrator.tables import Format, make_console, print_rows
-
-REFUSED, INTERNAL_ERROR = 2, 70
 
 app = typer.Typer(
     name="isocompute",
@@ -28,7 +28,29 @@ RunDir = Annotated[
         "--run-dir", help="The run's folder, on storage that all nodes share. Default: runs/NAME here."
     ),
 ]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Run folders, CSV or Parquet tables, or one mlflow:EXPERIMENT."),
+]
+MetricOption = Annotated[
+    str | None, typer.Option(help="For example best_at_4. Default: the avg_at_k of the grid.")
+]
+ReplicatesOption = Annotated[
+    int, typer.Option(min=0, max=100_000, help="Bootstrap replicates; 0: no intervals.")
+]
+MlflowUri = Annotated[
+    str | None,
+    typer.Option(help="Server of mlflow:EXPERIMENT. Default: MLFLOW_TRACKING_URI, then this machine's."),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print tables.")]
+
+
+class ComputeUnit(StrEnum):
+    """What a budget is counted in."""
+
+    ROLLOUTS = "rollouts"
+    TOKENS = "tokens"
+    ACCELERATOR_SECONDS = "accelerator_seconds"
 
 
 @app.callback()
@@ -103,19 +125,75 @@ def status(run: RunPath, format_: FormatOption = Format.TABLE) -> None:
 
 @app.command()
 def fit(
-    run: RunPath,
-    metric: Annotated[
-        str | None, typer.Option(help="For example best_at_4. Default: the avg_at_k of the grid.")
+    sources: Sources,
+    metric: MetricOption = None,
+    compute: Annotated[ComputeUnit, typer.Option(help="What a budget is counted in.")] = ComputeUnit.ROLLOUTS,
+    out: Annotated[
+        Path | None, typer.Option(help="The report's folder. Default: RUN/report, or beside the table.")
     ] = None,
+    replicates: ReplicatesOption = 1000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Level of the intervals.")] = 0.9,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    record_bin: Annotated[
+        float, typer.Option(min=0.0001, max=0.5, help="Width of a reward bin of record-breaking points.")
+    ] = 0.01,
+    record_smoothing: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.99, help="Moving average before the bins; the paper's 0.8 needs dense evaluations."
+        ),
+    ] = 0.0,
+    held_out: Annotated[
+        float, typer.Option(min=0.01, max=0.99, help="Share of C_max that the held-out check fits on.")
+    ] = 0.25,
+    mlflow_uri: MlflowUri = None,
 ) -> None:
-    """Fit a run, finished or not: frontier, n*(C), law, figures and report."""
+    """Fit run folders, tables or an experiment, finished or not: frontiers, law, intervals, figures, report."""
+    from analysis.options import FitOptions
     from analysis.report import write_report
+    from orchestrator.reading import read_studies, report_dirs
     from orchestrator.results import print_report
-    from orchestrator.store import RunStore
 
-    RunStore.existing(run)
+    options = FitOptions(
+        metric=metric,
+        compute=compute.value,
+        replicates=replicates,
+        confidence=confidence,
+        seed=seed,
+        record_bin=record_bin,
+        record_smoothing=record_smoothing,
+        held_out=held_out,
+    )
+    studies = read_studies(sources, mlflow_uri)
+    console = make_console()
+    for tables, folder in zip(studies, report_dirs(sources, studies, out), strict=True):
+        if len(studies) > 1:
+            console.print(f"\n== {tables.name}", markup=False)
+        print_report(write_report(tables, folder, options), console)
 
-    print_report(write_report(run, metric=metric), make_console())
+
+@app.command()
+def prescribe(
+    sources: Sources,
+    budget: Annotated[str, typer.Option(help="For example 5M-rollouts, 2B-tokens or 300-gpu-hours.")],
+    metric: MetricOption = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="Largest batch B = B_p * n, in rollouts.")
+    ] = None,
+    yaml: Annotated[
+        Path | None, typer.Option("--yaml", help="Also write the prescribed cell as a grid, ready to submit.")
+    ] = None,
+    replicates: ReplicatesOption = 1000,
+    mlflow_uri: MlflowUri = None,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Say how to split a budget into n, B_p and M, with intervals and the runners-up."""
+    from analysis.options import FitOptions
+    from orchestrator.prescribing import prescribe_settings
+    from orchestrator.reading import read_studies
+
+    options = FitOptions(metric=metric, replicates=replicates)
+    prescribe_settings(read_studies(sources, mlflow_uri), budget, options, max_batch, format_, yaml)
 
 
 @app.command()
@@ -135,16 +213,22 @@ def doctor(
 
 @app.command()
 def quickstart(
+    grid: Annotated[
+        Path | None,
+        typer.Argument(metavar="[GRID.yaml]", help="Another small grid. Default: the shipped one."),
+    ] = None,
     run_dir: RunDir = None,
     dashboard_port: Annotated[
         int, typer.Option(min=1, max=65_535, help="Port of Ray's dashboard and job API.")
     ] = 8265,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the MLflow server.")] = 5000,
 ) -> None:
-    """Run the small real grid on this machine: local Ray head, MLflow server, job, report."""
-    from orchestrator.quickstart import run_quickstart
+    """Run a small real grid on this machine: local Ray head, MLflow server, job, report."""
+    from grids.loading import load_grid
+    from orchestrator.quickstart import run_quickstart, shipped_grid
 
-    raise typer.Exit(run_quickstart(run_dir or default_run_dir("quickstart"), dashboard_port, mlflow_port))
+    spec = load_grid(grid or shipped_grid())
+    raise typer.Exit(run_quickstart(spec, run_dir or default_run_dir(spec.name), dashboard_port, mlflow_port))
 
 
 @app.command("build-quickstart")
@@ -180,4 +264,4 @@ def main() -> None:
                 f"isocompute: internal error: {type(cause).__name__}: {first_line(cause)} (--debug shows where)",
                 file=sys.stderr,
             )
-        sys.exit(REFUSED if isinstance(error, UserError) else INTERNAL_ERROR)
+        sys.exit(ExitCode.REFUSED if isinstance(error, UserError) else ExitCode.INTERNAL_ERROR)

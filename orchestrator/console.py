@@ -41,7 +41,7 @@ class Console:
         """One line with the time of day."""
         self.rich.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
 
-    def base(self, metrics: dict[str, float]) -> None:
+    def base(self, metrics: dict[str, Any]) -> None:
         """The base model has been evaluated."""
         self.say(f"base model: {format_scores(metrics)}")
 

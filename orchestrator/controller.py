@@ -120,7 +120,7 @@ class Controller:
         """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
         store = self.run_store.cell(cell.id)
         self.tracker.cell_started(cell.id, cell_parameters(cell))
-        for row in self._tracked_rows(cell):
+        for row in self._tracked_rows(cell, self.run_store.read_base()):
             self.tracker.row(cell.id, row)
         self.console.started(cell)
         try:
@@ -128,7 +128,8 @@ class Controller:
         except asyncio.CancelledError:
             if store.read().state is not State.FINISHED:
                 store.set_state(State.PAUSED, "interrupted; continues at the next run")
-            self.tracker.cell_ended(cell.id, store.read().state)
+            ended = store.read()
+            self.tracker.cell_ended(cell.id, ended.state, ended.reason)
             raise
         except LeaseLost:
             raise
@@ -136,7 +137,7 @@ class Controller:
             decision = decide(error)
             store.write_failure(store.read().attempt, "".join(traceback.format_exception(error)))
             store.set_state(decision.state, decision.reason)
-            self.tracker.cell_ended(cell.id, decision.state)
+            self.tracker.cell_ended(cell.id, decision.state, decision.reason)
             self.console.ended(cell, decision.state, decision.reason)
             if decision.stops_run:
                 raise PoolLost(decision.reason) from error
@@ -146,16 +147,16 @@ class Controller:
 
     def restore_tracking(self, cells: list[Cell]) -> None:
         """Offer MLflow what it may have missed of cells that are done; it skips what it has."""
-        states = self.run_store.states()
+        states, base = self.run_store.states(), self.run_store.read_base()
         for cell in cells:
-            state = str(states[cell.id].state)
-            self.tracker.restore(cell.id, cell_parameters(cell), self._tracked_rows(cell), state)
+            state = states[cell.id]
+            rows = self._tracked_rows(cell, base)
+            self.tracker.restore(cell.id, cell_parameters(cell), rows, state.state, state.reason)
 
-    def _tracked_rows(self, cell: Cell) -> list[dict[str, Any]]:
+    def _tracked_rows(self, cell: Cell, base: dict[str, Any] | None) -> list[dict[str, Any]]:
         """The base model's row, at which every chart starts, and a cell's committed rows."""
         store = self.run_store.cell(cell.id)
         commit = store.read().commit
-        base = self.run_store.read_base()
         return ([base] if base else []) + store.rows()[: commit.history_rows if commit else 0]
 
     def step(self, cell: Cell, step: int) -> None:

@@ -1,7 +1,8 @@
 """How a grid's values look in MLflow: statuses, metrics, parameters, errors."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from requests import RequestException
@@ -12,6 +13,18 @@ Row = Mapping[str, Any]
 STEP_COLUMN = "compute_rollouts"
 TIME_COLUMN = "logged_at_ms"
 LONGEST_PARAM = 6000
+
+RUN_TAG = "isocompute.run"
+CELL_TAG = "isocompute.cell"
+STATE_TAG = "isocompute.state"
+REASON_TAG = "isocompute.reason"
+PARENT_TAG = "mlflow.parentRunId"
+
+PER_PROBLEM_FILE = "per_problem.jsonl"
+PER_PROBLEM_COLUMNS = ("eval_right", "train_probe_right")
+"""History columns that hold a list: no metrics, so they travel as a file of the cell's run."""
+GRID_FILE = "grid.yaml"
+"""The run folder's resolved grid, a file of the parent run."""
 
 
 def mlflow_status(state: str) -> RunStatus:
@@ -35,6 +48,13 @@ def metrics_of(row: Row) -> list[tuple[str, float]]:
     return [(name, value) for name, value in numbers.items() if name != STEP_COLUMN] + [
         (STEP_COLUMN, numbers[STEP_COLUMN])
     ]
+
+
+def per_problem_text(rows: Iterable[Row]) -> str:
+    """The content of ``per_problem.jsonl``: one line for each row, its ``compute_rollouts`` and its per-problem columns."""
+    columns = (STEP_COLUMN, *PER_PROBLEM_COLUMNS)
+    lines = [{name: row[name] for name in columns if name in row} for row in rows]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

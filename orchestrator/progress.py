@@ -4,12 +4,25 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from grids.spec import PoolsSpec
+
 MAXIMA = ("logprob_difference",)
 """Training metrics of which a row tells the largest value since the previous row, not the mean."""
 LATEST = ("learning_rate",)
 """Training metrics of which a row tells the latest value."""
 TOTALS = ("verifier_failures",)
 """Training metrics of which a row tells the sum since the previous row."""
+
+
+def accelerator_seconds(pools: PoolsSpec, seconds_sampling: float, seconds_learning: float) -> float:
+    """Accelerator time of one update step: seconds of each phase times the accelerators that it holds.
+
+    A phase of sampling holds one engine, one of learning all ranks of a group. An accelerator is a GPU, or a core in a pool
+    without GPUs.
+    """
+    engine = pools.samplers.gpus or pools.samplers.cpus
+    group = pools.learners.ranks * (pools.learners.gpus or pools.learners.cpus)
+    return seconds_sampling * engine + seconds_learning * group
 
 
 @dataclass
@@ -20,15 +33,18 @@ class Progress:
     """Update steps done."""
     compute_tokens: int = 0
     """Generated training tokens so far."""
+    accelerator_seconds: float = 0.0
+    """Accelerator time of sampling and learning so far, as measured."""
     steps_since_row: int = 0
     """Steps whose metrics ``interval`` holds."""
     interval: dict[str, float] = field(default_factory=dict)
     """Per metric the sum (or maximum, or latest value) over those steps."""
 
-    def add_step(self, metrics: dict[str, float], tokens: int) -> None:
+    def add_step(self, metrics: dict[str, float], tokens: int, accelerator_seconds: float) -> None:
         """Count one update step."""
         self.step += 1
         self.compute_tokens += tokens
+        self.accelerator_seconds += accelerator_seconds
         self.steps_since_row += 1
         for name, value in metrics.items():
             if name in MAXIMA:

@@ -7,12 +7,12 @@ import socket
 import sys
 import uuid
 from contextlib import suppress
-from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 from analysis.report import Report, write_report
+from analysis.sources import read_run
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, load_grid
@@ -20,6 +20,7 @@ from orchestrator import cluster
 from orchestrator.console import Console
 from orchestrator.controller import Controller, PoolLost, unfinished
 from orchestrator.data import load_data
+from orchestrator.exit_codes import ExitCode
 from orchestrator.lease import Lease, LeaseLost
 from orchestrator.planning import needed_resources, resource_faults
 from orchestrator.results import print_report
@@ -33,19 +34,6 @@ FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
 INTERRUPTED_FLUSH_SECONDS = 1.5
 """The same when told to stop: Ray kills a stopped job after 3 seconds."""
-
-
-class ExitCode(IntEnum):
-    """What ``run``, ``submit`` and ``quickstart`` end with."""
-
-    ALL_FINISHED = 0
-    """Every cell is finished, or has diverged, which is a result."""
-    CELLS_FAILED = 1
-    """A cell failed, or the run was broken off; the same command continues it."""
-    REFUSED = 2
-    """Nothing was started: wrong input, or the cluster, MLflow or the run folder is not fit."""
-    INTERRUPTED = 130
-    """Told to stop; the same command continues."""
 
 
 def run_grid(grid_path: Path, run_dir: Path) -> ExitCode:
@@ -92,6 +80,7 @@ def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller, leas
     status: RunStatus | None = "FAILED"
     try:
         tracker.start(dump_grid(controller.spec), {"isocompute.run_dir": str(run_store.run_dir)})
+        tracker.artifacts(run_store.run_dir / "grid.yaml")
         tracker.reconcile({cell: str(state.state) for cell, state in run_store.states().items()})
         controller.restore_tracking([cell for cell in cells if cell not in to_do])
         try:
@@ -109,7 +98,7 @@ def _run_held(cells: list[Cell], to_do: list[Cell], controller: Controller, leas
         except PoolLost as error:
             console.say(f"broken off: {error}; the same command continues from each cell's last commit")
             return ExitCode.CELLS_FAILED
-        report = write_report(run_store.run_dir)
+        report = write_report(read_run(run_store.run_dir), run_store.report_dir)
         tracker.artifacts(run_store.report_dir)
         failed = [cell for cell, state in run_store.states().items() if state.state is State.FAILED]
         status = "FAILED" if failed else "FINISHED"

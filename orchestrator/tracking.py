@@ -2,11 +2,11 @@
 
 MLflow is a view. The durable copy of every row is the cell's history.jsonl: offering committed rows again is
 always right, because steps that MLflow already has are skipped. A value that is NaN or infinite is not sent:
-the chart has a gap there, and the history keeps the value.
+the chart has a gap there, and the history keeps the value. Scores for each problem are no metrics; a file of
+the cell's run, sent when the cell ends, holds them.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import defaultdict
@@ -14,10 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from requests import RequestException
-
-from grids.errors import UserError
+from orchestrator.mlflow_client import CONNECT_SECONDS, asking, find_or_create_experiment
 from orchestrator.mlflow_format import (
+    CELL_TAG,
+    PARENT_TAG,
+    PER_PROBLEM_COLUMNS,
+    PER_PROBLEM_FILE,
+    REASON_TAG,
+    RUN_TAG,
+    STATE_TAG,
     STEP_COLUMN,
     TIME_COLUMN,
     Row,
@@ -26,36 +31,21 @@ from orchestrator.mlflow_format import (
     is_transient,
     metrics_of,
     mlflow_status,
+    per_problem_text,
     quoted,
     shortened,
 )
-from orchestrator.outbox import Outbox, one_line
+from orchestrator.outbox import Outbox
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Run
 
 logger = logging.getLogger(__name__)
-
-RUN_TAG = "isocompute.run"
-CELL_TAG = "isocompute.cell"
-STATE_TAG = "isocompute.state"
-PARENT_TAG = "mlflow.parentRunId"
 
 METRICS_PER_REQUEST = 1000
 PARAMS_PER_REQUEST = 100
 LONGEST_TAG = 5000
-
-# The Tracker repeats what fails, in order and for as long as it takes; a client that repeats by itself would
-# hang for minutes inside one request. Telemetry, progress bars and links on stdout are not wanted here.
-CLIENT_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-CONNECT_TIMEOUT_SECONDS = "5"
 
 
 class Tracker:
@@ -74,6 +64,7 @@ class Tracker:
         self.parent_run_id = self._find_or_create_parent(run_name)
         self._lock = threading.Lock()
         self._pending: defaultdict[str, list[Row]] = defaultdict(list)
+        self._per_problem: defaultdict[str, list[Row]] = defaultdict(list)
         self._refused_rows = 0
         self._run_ids: dict[str, str] = {}  # of the cells opened by this process; background thread only
         self._steps: dict[str, set[int]] = {}  # that MLflow already has; background thread only
@@ -92,26 +83,9 @@ class Tracker:
         Raises:
             UserError: the server does not answer within about 10 s, or refuses.
         """
-        os.environ.update(CLIENT_ENVIRONMENT | {"MLFLOW_HTTP_REQUEST_TIMEOUT": CONNECT_TIMEOUT_SECONDS})
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        try:
-            client = MlflowClient(tracking_uri=uri)
-            found = _find_or_create_experiment(client, experiment)
-            if found.lifecycle_stage == "deleted":
-                raise UserError(
-                    f"experiment {experiment!r} was deleted on {uri}: restore it (mlflow experiments restore "
-                    f"--experiment-id {found.experiment_id}) or give the grid another name"
-                )
-            tracker = cls(client, uri, found.experiment_id, run_key, run_name)
-        except (MlflowException, RequestException) as error:
-            raise UserError(
-                f"tracking.mlflow_uri: no usable MLflow server at {uri} ({one_line(error)}); "
-                "start it or correct tracking.mlflow_uri"
-            ) from error
-        os.environ.update(CLIENT_ENVIRONMENT)
-        return tracker
+        with asking(uri, "tracking.mlflow_uri", CONNECT_SECONDS) as client:
+            found = find_or_create_experiment(client, uri, experiment)
+            return cls(client, uri, found.experiment_id, run_key, run_name)
 
     @property
     def url(self) -> str:
@@ -140,7 +114,7 @@ class Tracker:
         def open_cell() -> None:
             run_id = self._open_cell(cell_id, params)
             self._client.update_run(run_id, status="RUNNING")
-            self._client.set_tag(run_id, STATE_TAG, "running")
+            self._tag_state(self._client.get_run(run_id), "running", None)
 
         self._outbox.put(f"opening the run of {cell_id}", open_cell)
 
@@ -151,30 +125,42 @@ class Tracker:
         """
         with self._lock:
             self._pending[cell_id].append(dict(row))
+            if any(name in row for name in PER_PROBLEM_COLUMNS):
+                self._per_problem[cell_id].append(row)
         self._outbox.put(
             f"sending rows of {cell_id}", lambda: self._send_rows(cell_id), lambda: self._refuse_rows(cell_id)
         )
 
-    def cell_ended(self, cell_id: str, state: str) -> None:
-        """Ends the cell's run now, with the status of ``state``."""
-        self._outbox.put(f"ending the run of {cell_id}", lambda: self._end_cell(cell_id, state, None))
+    def cell_ended(self, cell_id: str, state: str, reason: str | None = None) -> None:
+        """Ends the cell's run now, with the status of ``state`` and the scores for each problem of all its rows."""
+        self._end_cell(cell_id, state, reason, None)
 
-    def restore(self, cell_id: str, params: Mapping[str, Any], rows: Sequence[Row], state: str) -> None:
-        """Completes the run of a cell that ended in an earlier process: rows and status that never arrived. A
-        complete one is left untouched; a changed one ends at its last row's time.
+    def restore(
+        self,
+        cell_id: str,
+        params: Mapping[str, Any],
+        rows: Sequence[Row],
+        state: str,
+        reason: str | None = None,
+    ) -> None:
+        """Completes the run of a cell that ended in an earlier process: rows, per-problem scores and status that
+        never arrived. A complete one stays as it is; a changed one ends at its last row's time.
         """
         self._outbox.put(f"restoring the run of {cell_id}", lambda: self._open_cell(cell_id, params))
         for row in rows:
             self.row(cell_id, row)
-        ended_at_ms = max((row[TIME_COLUMN] for row in rows), default=None)
-        self._outbox.put(f"ending the run of {cell_id}", lambda: self._end_cell(cell_id, state, ended_at_ms))
+        self._end_cell(cell_id, state, reason, max((row[TIME_COLUMN] for row in rows), default=None))
 
-    def artifacts(self, folder: Path) -> None:
-        """Logs a folder's files to the parent run, under the folder's name."""
-        self._outbox.put(
-            f"logging {folder}",
-            lambda: self._client.log_artifacts(self.parent_run_id, str(folder), artifact_path=folder.name),
-        )
+    def artifacts(self, path: Path) -> None:
+        """Logs a file, or a folder's files under the folder's name, to the parent run."""
+
+        def log() -> None:
+            if path.is_dir():
+                self._client.log_artifacts(self.parent_run_id, str(path), artifact_path=path.name)
+            else:
+                self._client.log_artifact(self.parent_run_id, str(path))
+
+        self._outbox.put(f"logging {path}", log)
 
     def close(self, status: RunStatus | None, timeout: float) -> int:
         """Ends the parent run (None: leaves it as it is) and waits at most ``timeout`` seconds for all to be sent.
@@ -263,14 +249,33 @@ class Tracker:
         with self._lock:
             self._refused_rows += len(self._pending.pop(cell_id, []))
 
-    def _end_cell(self, cell_id: str, state: str, ended_at_ms: int | None) -> None:
-        self._end_run(self._client.get_run(self._run_ids[cell_id]), state, ended_at_ms)
+    def _end_cell(self, cell_id: str, state: str, reason: str | None, ended_at_ms: int | None) -> None:
+        with self._lock:
+            scored = self._per_problem.pop(cell_id, [])
 
-    def _end_run(self, run: "Run", state: str, ended_at_ms: int | None) -> None:
-        if run.info.status == mlflow_status(state) and run.data.tags.get(STATE_TAG) == state:
-            return
-        self._client.set_tag(run.info.run_id, STATE_TAG, state)
-        self._client.set_terminated(run.info.run_id, mlflow_status(state), ended_at_ms)
+        def send_scores() -> None:
+            self._client.log_text(self._run_ids[cell_id], per_problem_text(scored), PER_PROBLEM_FILE)
+
+        def end() -> None:
+            self._end_run(self._client.get_run(self._run_ids[cell_id]), state, reason, ended_at_ms)
+
+        if scored:
+            self._outbox.put(f"sending scores for each problem of {cell_id}", send_scores)
+        self._outbox.put(f"ending the run of {cell_id}", end)
+
+    def _end_run(self, run: "Run", state: str, reason: str | None, ended_at_ms: int | None) -> None:
+        self._tag_state(run, state, reason)
+        if run.info.status != mlflow_status(state):
+            self._client.set_terminated(run.info.run_id, mlflow_status(state), ended_at_ms)
+
+    def _tag_state(self, run: "Run", state: str, reason: str | None) -> None:
+        run_id, tags = run.info.run_id, run.data.tags
+        if tags.get(STATE_TAG) != state:
+            self._client.set_tag(run_id, STATE_TAG, state)
+        if reason and tags.get(REASON_TAG) != shortened(reason, LONGEST_TAG):
+            self._client.set_tag(run_id, REASON_TAG, shortened(reason, LONGEST_TAG))
+        if not reason and REASON_TAG in tags:
+            self._client.delete_tag(run_id, REASON_TAG)
 
     def _reconcile(self, states: Mapping[str, str]) -> None:
         for run in self._search(" AND attributes.status = 'RUNNING'"):
@@ -281,20 +286,4 @@ class Tracker:
             last_sign_ms = max((point.timestamp for point in points), default=int(time.time() * 1000))
             state = states.get(cell_id, "interrupted")
             ended = {"finished", "failed", "diverged", "cancelled", "paused"}
-            self._end_run(run, state if state in ended else "interrupted", last_sign_ms)
-
-
-def _find_or_create_experiment(client: "MlflowClient", name: str) -> "Experiment":
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            client.create_experiment(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another starter was faster
-                raise
-        found = client.get_experiment_by_name(name)
-    if found is None:
-        raise UserError(f"experiment {name!r} was made on the MLflow server but cannot be found there")
-    return found
+            self._end_run(run, state if state in ended else "interrupted", None, last_sign_ms)

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from mlflow import MlflowClient
 
+from analysis.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
 from orchestrator.local import LocalServices, free_port
+from orchestrator.mlflow_source import read_experiment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -33,7 +37,8 @@ grid: {{problems_per_batch: [8], rollouts_per_problem: [4, 8], seeds: [0], compu
 recipe: {{type: easy}}
 optimiser: {{learning_rate: 2e-4}}
 sampling: {{temperature: 1.0, max_tokens: 8, prompt_template: "{{prompt}}="}}
-evaluation: {{first_mark: 64, marks_per_doubling: 1, kept_rollouts: 3}}
+evaluation:
+  {{first_mark: 64, marks_per_doubling: 1, kept_rollouts: 3, train_probe: {{problems: 10, samples_per_problem: 2}}}}
 pools: {{samplers: {{max_sequences: 256}}, learners: {{count: {learners}, ranks: {ranks}}}}}
 tracking: {{mlflow_uri: "{mlflow_uri}"}}
 commits: {{every_steps: 3}}
@@ -41,7 +46,8 @@ commits: {{every_steps: 3}}
 CELLS = {"bp8-n4-s0": 32, "bp8-n8-s0": 16}
 """Cells and their update steps M = 1024 / B."""
 MARKS = [64, 128, 256, 512, 1024]
-MEASURED = ("seconds_", "logged_at_ms")
+MEASURED = ("seconds_", "accelerator_seconds", "logged_at_ms")
+TRAINING_PROBLEMS = len((QUICKSTART / "easy_train.jsonl").read_text().splitlines())
 
 
 @dataclass
@@ -167,8 +173,37 @@ def test_every_cell_finishes_with_a_row_at_each_mark(site: Site, undisturbed: Pa
 
 def test_every_column_of_a_row_is_described(site: Site, undisturbed: Path) -> None:
     described = [re.sub("K$", "[0-9]+", name).replace("*", "[a-z]+") for name in HISTORY_COLUMNS]
-    for column in site.history(undisturbed, "bp8-n4-s0")[0]:
+    row = site.history(undisturbed, "bp8-n4-s0")[0]
+    for column in row:
         assert any(re.fullmatch(pattern, column) for pattern in described), column
+    # And the other way round, K being 4 for the validation and 2 for the probe.
+    for pattern in described:
+        assert any(re.fullmatch(pattern, column) for column in row), pattern
+
+
+def test_compute_is_counted_in_epochs_and_accelerator_time(site: Site, undisturbed: Path) -> None:
+    for cell in CELLS:
+        rows = site.history(undisturbed, cell)
+        assert [row["epochs"] for row in rows] == [row["step"] * 8 / TRAINING_PROBLEMS for row in rows]
+        # One core samples and one learns; the seconds of a row are means over the steps since the previous one.
+        steps, spent = 0, 0.0
+        for row in rows:
+            spent += (row["step"] - steps) * (row["seconds_sampling"] + row["seconds_learning"])
+            steps = row["step"]
+            assert row["accelerator_seconds"] == pytest.approx(spent)
+            assert spent > 0
+
+
+def test_scores_follow_from_the_right_answers_to_each_problem(site: Site, undisturbed: Path) -> None:
+    base = json.loads((site.run_dir(undisturbed) / "base.json").read_text())
+    for row in [base, *site.history(undisturbed, "bp8-n4-s0"), *site.history(undisturbed, "bp8-n8-s0")]:
+        right, probe = row["eval_right"], row["train_probe_right"]
+        assert len(right) == 64 and all(type(count) is int and 0 <= count <= 4 for count in right)
+        assert row["avg_at_4"] == sum(right) / 256
+        assert row["best_at_4"] == sum(count > 0 for count in right) / 64
+        assert row["worst_at_4"] == sum(count == 4 for count in right) / 64
+        assert len(probe) == 10 and all(type(count) is int and 0 <= count <= 2 for count in probe)
+        assert row["train_probe_avg_at_2"] == sum(probe) / 20
 
 
 def test_sampler_and_learner_agree_in_every_row(site: Site, undisturbed: Path) -> None:
@@ -228,6 +263,24 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_cell(site: Site, undistu
         assert int(run.data.params["rollouts_per_problem"]) == rows[0]["rollouts_per_problem"]
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id, "report")}
     assert {"report/report.html", "report/frontier.json", "report/frontier.svg"} <= artifacts
+
+
+def test_mlflow_gives_the_tables_of_the_run_folder(site: Site, undisturbed: Path) -> None:
+    folder = read_run(site.run_dir(undisturbed))
+    (mlflow,) = read_experiment(site.services.mlflow_uri, "undisturbed")
+    assert len(folder.history) == len(CELLS) * len(MARKS)
+    lists = ["eval_right", "train_probe_right"]
+    pd.testing.assert_frame_equal(
+        mlflow.history.drop(columns=lists), folder.history.drop(columns=lists), check_exact=True
+    )
+    for column in lists:
+        assert np.array_equal(np.stack(mlflow.history[column]), np.stack(folder.history[column]))
+    assert folder.base is not None and mlflow.base is not None
+    assert folder.base.keys() == mlflow.base.keys()
+    for name, value in folder.base.items():
+        assert np.array_equal(mlflow.base[name], value), name
+    assert (mlflow.states, mlflow.reasons, mlflow.spec) == (folder.states, folder.reasons, folder.spec)
+    assert mlflow.complaints == folder.complaints == {}
 
 
 def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> None:

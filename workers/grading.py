@@ -40,20 +40,32 @@ class Grader:
 
     def evaluate(
         self, rollouts: Rollouts, golds: list[str], kept: int
-    ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Validation metrics of rollouts with k samples a problem, and ``kept`` of them to read.
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Validation columns of rollouts with k samples a problem, and ``kept`` of them to read.
 
         Returns:
-            (``evaluation_metrics`` with response length, truncation and grading failures, samples).
+            (``evaluation_metrics`` with right answers for each problem, response length, truncation and grading failures, samples).
         """
         grading = self.grade(rollouts, golds)
-        metrics = evaluation_metrics(grading.rewards.reshape(-1, rollouts.rollouts_per_problem))
+        rewards = grading.rewards.reshape(-1, rollouts.rollouts_per_problem)
+        metrics: dict[str, Any] = evaluation_metrics(rewards)
         metrics |= {
+            "eval_right": right_answers(rewards),
             "eval_response_tokens": float(rollouts.lengths.mean()),
             "eval_truncated": float(rollouts.truncated.mean()),
             "eval_verifier_failures": float(grading.failures),
         }
         return metrics, kept_samples(rollouts, grading.rewards, golds, kept)
+
+    def probe(self, rollouts: Rollouts, golds: list[str]) -> tuple[dict[str, Any], int]:
+        """(columns of the train probe, answers whose grading crashed or hung) of rollouts with k samples a problem."""
+        grading = self.grade(rollouts, golds)
+        rewards = grading.rewards.reshape(-1, rollouts.rollouts_per_problem)
+        columns = {
+            f"train_probe_avg_at_{rollouts.rollouts_per_problem}": float(rewards.mean(dtype=np.float64)),
+            "train_probe_right": right_answers(rewards),
+        }
+        return columns, grading.failures
 
     def unsound_golds(self, golds: list[str]) -> list[int]:
         """Indices of gold answers that are empty or not equal to themselves."""
@@ -74,18 +86,28 @@ def evaluation_metrics(rewards: np.ndarray) -> dict[str, float]:
     }
 
 
+def right_answers(rewards: np.ndarray) -> list[int]:
+    """How many of the k answers to each problem are right; rewards [P, k] are 0 or 1."""
+    counts: list[int] = (rewards == 1).sum(axis=1).tolist()
+    return counts
+
+
+def evenly_spaced(count: int, size: int) -> list[int]:
+    """``count`` positions spread over a set of ``size``, both ends included, ascending; all of a smaller set."""
+    positions: list[int] = np.linspace(0, size - 1, num=min(count, size)).round().astype(np.int64).tolist()
+    return positions
+
+
 def kept_samples(
     rollouts: Rollouts, rewards: np.ndarray, golds: list[str], kept: int
 ) -> list[dict[str, Any]]:
     """The first response to each of ``kept`` problems spread evenly over the set, always the same problems."""
-    groups = len(golds)
-    positions = np.unique(np.linspace(0, groups - 1, num=min(kept, groups)).round().astype(np.int64))
     samples = []
-    for group in positions:
-        index = int(group) * rollouts.rollouts_per_problem
+    for group in evenly_spaced(kept, len(golds)):
+        index = group * rollouts.rollouts_per_problem
         samples.append(
             {
-                "problem": int(group),
+                "problem": group,
                 "response": rollouts.texts[index],
                 "gold": golds[group],
                 "reward": float(rewards[index]),

@@ -1,104 +1,50 @@
-"""Reading a run folder."""
+"""The names of columns, metrics and compute units."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-from analysis.tables import headline_metric, read_base, read_history, read_reasons, read_states
-from grids.errors import UserError
-
-ROW = {
-    "cell": "bp16-n4-s0",
-    "problems_per_batch": 16,
-    "rollouts_per_problem": 4,
-    "seed": 0,
-    "step": 1,
-    "compute_rollouts": 64,
-    "avg_at_4": 0.5,
-}
+from analysis.tables import (
+    COMPUTE_COLUMNS,
+    HISTORY_COLUMNS,
+    column_rank,
+    compute_label,
+    headline_metric,
+    in_order,
+    is_measured,
+    metric_label,
+    score_columns,
+)
 
 
-def write_history(run: Path, text: str) -> Path:
-    folder = run / "cells" / "bp16-n4-s0"
-    folder.mkdir(parents=True)
-    (folder / "history.jsonl").write_text(text)
-    return folder
+def test_every_compute_unit_has_a_documented_column_and_words_for_its_axis():
+    assert set(COMPUTE_COLUMNS.values()) <= set(HISTORY_COLUMNS)
+    assert compute_label("tokens") == "compute C (generated tokens)"
+    assert len({compute_label(unit) for unit in COMPUTE_COLUMNS}) == 3
 
 
-def test_a_history_line_without_newline_is_left_out(tmp_path: Path) -> None:
-    later = json.dumps(ROW | {"step": 2, "compute_rollouts": 128})
-    write_history(tmp_path, json.dumps(ROW) + "\n" + later[:-9])
-    assert read_history(tmp_path)["step"].tolist() == [1]
+def test_the_headline_metric_is_the_first_average_over_answers():
+    assert headline_metric(["best_at_4", "train_probe_avg_at_8", "avg_at_16", "avg_at_4"]) == "avg_at_16"
+    assert headline_metric(["best_at_4", "avg_at_0", "avg_at_k"]) is None
 
 
-def test_a_cell_without_rows_contributes_none(tmp_path: Path) -> None:
-    write_history(tmp_path, "")
-    (tmp_path / "cells" / "bp16-n8-s0").mkdir()
-    history = read_history(tmp_path)
-    assert len(history) == 0
-    assert "compute_rollouts" in history.columns
+def test_scores_are_the_validation_metrics_and_the_training_probe():
+    names = ["avg_at_4", "best_at_4", "worst_at_4", "train_probe_avg_at_8", "train_reward", "my_avg_at_4"]
+    assert score_columns(names) == names[:4]
 
 
-def test_rows_are_ordered_by_cell_and_step(make_run: Callable[..., Path]) -> None:
-    run = make_run([(16, 8, (0.3, 0.6, 3e3, 1.0)), (16, 4, (0.3, 0.6, 3e3, 1.0))], budget=4000)
-    history = read_history(run)
-    assert history["cell"].tolist() == 3 * ["bp16-n4-s0"] + 3 * ["bp16-n8-s0"]
-    assert history["compute_rollouts"].tolist() == [1024, 2048, 3968, 1024, 2048, 3968]
+def test_a_number_or_a_phase_stands_for_the_documented_name():
+    assert column_rank("avg_at_128") == list(HISTORY_COLUMNS).index("avg_at_K")
+    assert column_rank("seconds_sampling") == list(HISTORY_COLUMNS).index("seconds_*")
+    assert column_rank("avg_at_K") is None and column_rank("pass_rate") is None
 
 
-@pytest.mark.parametrize("field", ["rollouts_per_problem", "compute_rollouts"])
-def test_a_row_that_lacks_a_required_column_is_named(tmp_path: Path, field: str) -> None:
-    broken = {name: value for name, value in ROW.items() if name != field} | {"step": 2}
-    write_history(tmp_path, json.dumps(ROW) + "\n" + json.dumps(broken) + "\n")
-    with pytest.raises(UserError, match=f"history.jsonl, row 2: lacks '{field}'"):
-        read_history(tmp_path)
+def test_columns_are_ordered_as_documented_whatever_order_a_source_has():
+    names = ["zebra", "kl", "avg_at_16", "step", "avg_at_4", "cell", "ape"]
+    assert in_order(names) == ["cell", "step", "avg_at_4", "avg_at_16", "kl", "ape", "zebra"]
 
 
-def test_a_row_without_a_validation_score_is_named(tmp_path: Path) -> None:
-    broken = {name: value for name, value in ROW.items() if name != "avg_at_4"}
-    write_history(tmp_path, json.dumps(broken) + "\n")
-    with pytest.raises(UserError, match="row 1: lacks 'avg_at_K'"):
-        read_history(tmp_path)
+def test_measured_columns_are_those_that_no_replay_reproduces():
+    documented = {name for name, meaning in HISTORY_COLUMNS.items() if "no replay reproduces it" in meaning}
+    assert {name for name in HISTORY_COLUMNS if is_measured(name)} == documented
+    assert not is_measured("compute_tokens")
 
 
-def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
-    write_history(tmp_path, '{"cell": \n' + json.dumps(ROW) + "\n")
-    with pytest.raises(UserError, match="row 1: not valid JSON"):
-        read_history(tmp_path)
-
-
-def test_a_step_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
-    write_history(tmp_path, 2 * (json.dumps(ROW) + "\n"))
-    with pytest.raises(UserError, match="row 2: step 1 occurs twice"):
-        read_history(tmp_path)
-
-
-def test_a_missing_run_folder_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such run folder") as caught:
-        read_history(tmp_path / "nowhere")
-    assert "\n" not in str(caught.value)
-
-
-def test_the_base_row_is_optional(tmp_path: Path) -> None:
-    assert read_base(tmp_path) is None
-    (tmp_path / "base.json").write_text('{"avg_at_4": 0.25}')
-    assert read_base(tmp_path) == {"avg_at_4": 0.25}
-
-
-def test_states_and_reasons_are_read_and_a_cell_without_a_state_is_pending(tmp_path: Path) -> None:
-    for cell, content in {
-        "a": '{"state": "finished"}',
-        "b": '{"state": "failed", "reason": "no memory"}',
-    }.items():
-        (tmp_path / "cells" / cell).mkdir(parents=True)
-        (tmp_path / "cells" / cell / "state.json").write_text(content)
-    (tmp_path / "cells" / "c").mkdir()
-    assert read_states(tmp_path) == {"a": "finished", "b": "failed", "c": "pending"}
-    assert read_reasons(tmp_path) == {"b": "no memory"}
-
-
-def test_the_headline_is_the_first_average_with_a_real_k() -> None:
-    assert headline_metric(["step", "best_at_4", "avg_at_16", "avg_at_4"]) == "avg_at_16"
-    assert headline_metric(["avg_at_K", "avg_at_0"]) is None
+def test_people_write_metrics_with_an_at_sign():
+    assert metric_label("worst_at_16") == "worst@16"

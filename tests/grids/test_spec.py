@@ -47,6 +47,13 @@ def test_a_dumped_grid_reads_back_equal() -> None:
     assert GridSpec.model_validate(dump_grid(spec)) == spec
 
 
+def test_the_train_probe_has_a_size_and_can_be_turned_off() -> None:
+    probe = parse_grid(GRID, PATH).evaluation.train_probe
+    assert (probe.problems, probe.samples_per_problem) == (64, 8)
+    off = parse_grid(GRID.replace("first_mark: 1024", "first_mark: 1024, train_probe: {problems: 0}"), PATH)
+    assert off.evaluation.train_probe.problems == 0
+
+
 @pytest.mark.parametrize(("written", "value"), [("2e-4", 2e-4), ("1e-6", 1e-6), ("0.5", 0.5)])
 def test_floats_are_read_as_yaml_1_2_has_them(written: str, value: float) -> None:
     assert parse_grid(GRID.replace("2e-4", written), PATH).optimiser.learning_rate == value
@@ -92,6 +99,16 @@ def test_easy_has_kl_and_entropy_and_hard_has_neither_and_each_can_be_overridden
         ("2e-4", ".nan", ["optimiser.learning_rate", "finite number"]),
         ("max_tokens: 8", "max_tokens: 8, top_p: 0.9", ["sampling.top_p", "must be 1", "importance ratio"]),
         ("max_tokens: 8", "max_tokens: 8, prompt_template: x", ["sampling.prompt_template", "{prompt}"]),
+        (
+            "first_mark: 1024",
+            "first_mark: 1024, train_probe: {problem: 3}",
+            ["evaluation.train_probe.problem", "did you mean problems?"],
+        ),
+        (
+            "first_mark: 1024",
+            "first_mark: 1024, train_probe: {samples_per_problem: 0}",
+            ["evaluation.train_probe.samples_per_problem", "greater than or equal to 1"],
+        ),
         ("recipe: {type: easy}", "", ["recipe", "missing"]),
         ("recipe: {type: easy}", "recipe: {}", ["recipe.type", "missing"]),
         ("[4, 16]", "", ["grid.rollouts_per_problem", "such as [4, 16]"]),

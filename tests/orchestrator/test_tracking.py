@@ -1,7 +1,9 @@
 """The tracker against a real MLflow server on SQLite (marker ``engine``), and its pure parts."""
 
 import importlib
+import json
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from grids.errors import UserError
 from orchestrator.local import LocalServices, free_port
-from orchestrator.mlflow_format import flat_params, metrics_of, mlflow_status
+from orchestrator.mlflow_format import flat_params, metrics_of, mlflow_status, per_problem_text
 from orchestrator.outbox import Outbox
 from orchestrator.tracking import Tracker
 
@@ -37,6 +39,16 @@ def test_metrics_are_the_finite_numbers_with_the_step_column_last() -> None:
         ("problems_per_batch", 16.0),
         ("compute_rollouts", 3072.0),
     ]
+
+
+def test_lists_are_no_metrics_but_lines_of_their_own_file() -> None:
+    scored = [{"compute_rollouts": 0, "eval_right": [4, 0], "avg_at_4": 0.5}]
+    scored += [row(1) | {"eval_right": [3, 1], "train_probe_right": [8]}]
+    assert metrics_of(scored[0]) == [("avg_at_4", 0.5), ("compute_rollouts", 0.0)]
+    assert per_problem_text(scored) == (
+        '{"compute_rollouts": 0, "eval_right": [4, 0]}\n'
+        '{"compute_rollouts": 1024, "eval_right": [3, 1], "train_probe_right": [8]}\n'
+    )
 
 
 def test_every_cell_state_has_a_status_that_mlflow_knows() -> None:
@@ -137,6 +149,13 @@ class Reader:
         by_cell = {run.data.tags.get("isocompute.cell"): run for run in found}
         assert len(by_cell) == len(found)
         return by_cell
+
+    def scores(self, cell_id: str) -> list[dict]:
+        """The lines of a cell's per-problem file."""
+        run_id = self.runs()[cell_id].info.run_id
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.client.download_artifacts(run_id, "per_problem.jsonl", folder)
+            return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
     def points(self, cell_id: str, metric: str) -> list[tuple[int, float, int]]:
         history = self.client.get_metric_history(self.runs()[cell_id].info.run_id, metric)
@@ -252,6 +271,40 @@ def test_a_finished_cell_is_completed_once_and_then_left_untouched(services: Loc
         ends.append(run.info.end_time)
     assert ends[1] == ends[2]
     assert [step for step, _, _ in reader.points("cell", "compute_rollouts")] == [1024, 2048]
+
+
+@pytest.mark.engine
+def test_scores_for_each_problem_are_whole_however_a_cell_came_to_its_end(services: LocalServices) -> None:
+    """Sent when a cell pauses, again when it finishes, and by ``restore`` where they never arrived."""
+    reader = Reader(services.mlflow_uri, "run-7")
+    rows = [row(step) | {"eval_right": [step, 0]} for step in (1, 2, 3)]
+    lines = [{"compute_rollouts": 1024 * step, "eval_right": [step, 0]} for step in (1, 2, 3)]
+
+    first = Tracker.connect(services.mlflow_uri, "scores", "run-7", "grid")
+    for cell in ("paused", "killed"):
+        first.cell_started(cell, {})
+        for written in rows[:2]:
+            first.row(cell, written)
+    first.cell_ended("paused", "paused", "interrupted; continues at the next run")
+    assert first.close("KILLED", 60.0) == 0
+    paused = reader.runs()["paused"]
+    assert paused.data.tags["isocompute.reason"] == "interrupted; continues at the next run"
+    assert reader.scores("paused") == lines[:2]
+    assert reader.client.list_artifacts(reader.runs()["killed"].info.run_id) == []
+
+    for _ in range(2):
+        second = Tracker.connect(services.mlflow_uri, "scores", "run-7", "grid")
+        # One row was committed; the second one is trained again.
+        second.cell_started("paused", {})
+        for written in rows:
+            second.row("paused", written)
+        second.cell_ended("paused", "finished")
+        second.restore("killed", {}, rows, "failed", "ValueError: no luck")
+        assert second.close("FINISHED", 60.0) == 0
+        runs = reader.runs()
+        assert "isocompute.reason" not in runs["paused"].data.tags
+        assert runs["killed"].data.tags["isocompute.reason"] == "ValueError: no luck"
+        assert reader.scores("paused") == reader.scores("killed") == lines
 
 
 @pytest.mark.engine

@@ -1,0 +1,47 @@
+"""What a cell samples: batches, the validation and the train probe, as pure functions."""
+
+import pytest
+
+from grids.expansion import expand
+from grids.loading import parse_grid
+from grids.spec import GridSpec
+from orchestrator.cell_run import evaluation_request, probe_batch, training_batch
+from orchestrator.data import GridData, PromptSet
+from tests.grids.test_spec import GRID, PATH
+
+
+def prompt_set(first: int, size: int) -> PromptSet:
+    """Problems whose prompt is their number and whose answer is its negative."""
+    numbers = range(first, first + size)
+    return PromptSet("problems.jsonl", list(numbers), [[i] for i in numbers], [str(-i) for i in numbers])
+
+
+DATA = GridData(train=prompt_set(0, 100), validation=prompt_set(1000, 20), identity={})
+
+
+def spec_with(probe: str) -> GridSpec:
+    return parse_grid(GRID.replace("first_mark: 1024", f"first_mark: 1024, train_probe: {probe}"), PATH)
+
+
+def test_the_probe_is_evenly_spaced_over_the_training_problems_with_their_answers() -> None:
+    probe = probe_batch(spec_with("{problems: 4, samples_per_problem: 16}"), DATA)
+    assert probe.request.prompts == [[0], [33], [66], [99]]
+    assert probe.golds == ["0", "-33", "-66", "-99"]
+    assert probe.request.rollouts_per_problem == 16
+
+
+@pytest.mark.parametrize("problems", [100, 5000])
+def test_the_probe_is_the_whole_of_a_small_set(problems: int) -> None:
+    probe = probe_batch(spec_with(f"{{problems: {problems}}}"), DATA)
+    assert probe.request.prompts == [[i] for i in range(100)]
+
+
+def test_probe_validation_and_training_share_no_seed() -> None:
+    spec = spec_with("{problems: 20}")
+    cell = expand(spec)[0]
+    seeds = [
+        *probe_batch(spec, DATA).request.seeds,
+        *evaluation_request(spec, DATA).seeds,
+        *training_batch(cell, 1, DATA).request.seeds,
+    ]
+    assert len(set(seeds)) == len(seeds) == 20 + 20 + cell.problems_per_batch
