@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
-from analysis.frontier import (
+from analysis.fitting.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
+from analysis.fitting.frontier import (
     FrontierPoint,
     Landscape,
     compute_grid,
@@ -17,12 +17,12 @@ from analysis.frontier import (
     landscape,
     table_budgets,
 )
-from analysis.observations import Observations, base_point, observe
+from analysis.fitting.observations import Observations, base_point, observe
+from analysis.fitting.questions import Frontier, answer, questions
+from analysis.fitting.resampling import Resampling, plan_resampling
+from analysis.fitting.views import HeldOut, Views, held_out_check, other_views
 from analysis.options import FitOptions
-from analysis.questions import Frontier, answer, questions
-from analysis.resampling import Resampling, plan_resampling
 from analysis.tables import COMPUTE_COLUMNS, GridTables, headline_metric, metric_columns
-from analysis.views import HeldOut, Views, held_out_check, other_views
 from grids.errors import UserError
 
 _NO_METRIC = "avg_at_K"  # stands for the headline metric while nothing has been evaluated yet
@@ -96,7 +96,7 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
     for cell in {*tables.states, *tables.complaints} - {"base", "grid"}:
         if cell not in unfitted and not (history["cell"] == cell).any():
             unfitted[cell] = "no evaluation yet" if cell in tables.states else "no usable row"
-    resampling = plan_resampling(groups, base, options.replicates, options.seed)
+    resampling = plan_resampling(groups, options.replicates, options.seed)
     curves = fit_allocations(groups, base, options, resampling)
     land = landscape(curves, compute_grid(curves))
     budgets = table_budgets(land.compute)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.curves import STEEPNESS
 from analysis.findings import Analysis, analyse
-from analysis.frontier import best_by_n
-from analysis.law import K_BOUNDS, LARGEST_LOG2_N
-from analysis.logistic import Limits, fit_logistics
+from analysis.fitting.curves import STEEPNESS
+from analysis.fitting.frontier import best_by_n
+from analysis.fitting.law import K_BOUNDS, LARGEST_LOG2_N
+from analysis.fitting.logistic import Limits, fit_logistics
 from analysis.options import FitOptions
 from analysis.synthetic import PAPER_LAW, SyntheticGrid, synthetic_grid
 from analysis.tables import GridTables

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.findings import analyse
 from analysis.options import FitOptions
-from analysis.sources import read_run
+from analysis.reading.sources import read_run
 from analysis.synthetic import SyntheticGrid, synthetic_grid
 from analysis.tables import GridTables
 from grids.spec import EvaluationSpec

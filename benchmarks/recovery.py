@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.findings import analyse
+from analysis.fitting.questions import Frontier, Question
 from analysis.options import FitOptions
-from analysis.questions import Frontier, Question
 from analysis.synthetic import BEYOND_THE_EDGE, FLAT, ONE_N, SyntheticGrid, synthetic_grid, true_grid
 
 LAW = "the paper's law"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from analysis.logistic import Limits
+from analysis.fitting.logistic import Limits
 
 Array = NDArray[np.float64]
 

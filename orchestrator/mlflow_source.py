@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from analysis.sources import build_tables, merge_settings, setting_of
+from analysis.reading.sources import build_tables, merge_settings, setting_of
 from analysis.tables import GridTables, column_rank
 from grids.errors import UserError
 from orchestrator.mlflow_client import CONNECT_SECONDS, asking, find_experiment
@@ -55,7 +55,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def read_experiment(uri: str, experiment: str) -> list[GridTables]:
-    """Tables of every setting in an experiment, as ``analysis.sources.read_sources`` gives them for run folders.
+    """Tables of every setting in an experiment, as ``analysis.reading.sources.read_sources`` gives them for run folders.
 
     Args:
         uri: the tracking server, ``http://host:port``.

@@ -12,12 +12,12 @@ import rich.console
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from analysis.budgets import budget_words, parse_budget
-from analysis.candidates import Candidate
 from analysis.findings import analyse
-from analysis.frontier import Interval
+from analysis.fitting.frontier import Interval
 from analysis.options import FitOptions
-from analysis.prescription import RUNNERS_UP, Prescription, prescribe
+from analysis.prescribing.budgets import budget_words, parse_budget
+from analysis.prescribing.candidates import Candidate
+from analysis.prescribing.prescription import RUNNERS_UP, Prescription, prescribe
 from analysis.tables import GridTables, metric_label
 from grids.errors import UserError
 from grids.loading import dump_grid
@@ -39,7 +39,7 @@ def prescribe_settings(
 ) -> None:
     """Print a prescription for each setting, and write that of a single one as a grid.
 
-    budget: as ``analysis.budgets.parse_budget`` reads it; its unit replaces that of the options. Remarks go to standard error
+    budget: as ``prescribing.budgets.parse_budget`` reads it; its unit replaces that of the options. Remarks go to stderr
     where the table is for a pipe. Raises UserError for a budget, metric or batch that cannot be, and for a yaml_path with several
     settings or on a file that this command did not write.
     """

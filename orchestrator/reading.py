@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.sources import read_sources
+from analysis.reading.sources import read_sources
 from analysis.tables import GridTables
 from grids.errors import UserError
 

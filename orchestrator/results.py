@@ -4,7 +4,7 @@ from typing import Any
 
 import rich.console
 
-from analysis.frontier import FrontierPoint
+from analysis.fitting.frontier import FrontierPoint
 from analysis.report import Report
 from analysis.tables import metric_label
 from orchestrator.tables import Format, print_rows

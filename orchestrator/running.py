@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
+from analysis.reading.sources import read_run
 from analysis.report import Report, write_report
-from analysis.sources import read_run
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, load_grid

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from analysis.sources import read_run
+from analysis.reading.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
 from orchestrator.local import LocalServices, free_port
 from orchestrator.mlflow_source import read_experiment

@@ -24,9 +24,9 @@ from analysis.figures.style import (
     say,
 )
 from analysis.findings import Analysis
-from analysis.frontier import FrontierPoint, best_by_n, interval
-from analysis.logistic import Array
-from analysis.observations import Observations
+from analysis.fitting.frontier import FrontierPoint, best_by_n, interval
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Observations
 from analysis.tables import compute_label, metric_label
 
 _FEW = 6  # allocations, up to which each has its own bold curve and interval

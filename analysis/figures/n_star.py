@@ -26,9 +26,9 @@ from analysis.figures.style import (
     say,
 )
 from analysis.findings import Analysis, short_count
-from analysis.frontier import Crossover, FrontierPoint
-from analysis.law import LawFit
-from analysis.questions import Frontier
+from analysis.fitting.frontier import Crossover, FrontierPoint
+from analysis.fitting.law import LawFit
+from analysis.fitting.questions import Frontier
 from analysis.tables import compute_label
 
 _SHOWN = 40  # marks along n*; the line and the band use every point

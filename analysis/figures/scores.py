@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from analysis.diagnostics.final_scores import best_n_table, common_compute, sensitivity_table
 from analysis.figures.style import (
     B_P,
     INK,
@@ -19,7 +20,6 @@ from analysis.figures.style import (
     legend_below,
     legend_right,
 )
-from analysis.final_scores import best_n_table, common_compute, sensitivity_table
 from analysis.findings import Analysis, short_count
 from analysis.tables import compute_label, metric_label
 

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.diagnostics import (
+from analysis.diagnostics.overfitting import overfitting_onset, train_validation_gap
+from analysis.diagnostics.training import (
     BASE_CELL,
     HEALTH_COLUMNS,
     ProbeHistograms,
@@ -33,8 +34,7 @@ from analysis.figures.style import (
     over_seeds,
 )
 from analysis.findings import Analysis, short_count
-from analysis.logistic import Array
-from analysis.overfitting import overfitting_onset, train_validation_gap
+from analysis.fitting.logistic import Array
 from analysis.tables import compute_label, metric_label
 
 _STAGES = (("#c4c4c4", ""), ("#5fa3b5", "///"), ("#2b3f6b", ""))  # base, middle, end
@@ -235,7 +235,7 @@ def _typical(analysis: Analysis, rows: pd.DataFrame) -> list[tuple[str, list[str
     Best is n* at the frontier's end; an n that plays two parts is listed once.
     """
     metric = analysis.metric
-    rows = rows[rows[metric].notna()]
+    rows = rows[rows[metric].notna()] if metric in rows else rows.iloc[:0]
     if rows.empty:
         return []
     values = sorted({int(n) for n in rows["rollouts_per_problem"]})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.diagnostics import HEALTH_COLUMNS
+from analysis.diagnostics.training import HEALTH_COLUMNS
 from analysis.findings import Analysis, short_count
 from analysis.report.blocks import Table
 from analysis.report.diagnosis import Diagnosis

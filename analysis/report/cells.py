@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.curves import CurveFit
 from analysis.findings import Analysis
+from analysis.fitting.curves import CurveFit
 from analysis.report.diagnosis import Diagnosis
 from analysis.tables import COMPUTE_COLUMNS
 

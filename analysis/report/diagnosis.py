@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.diagnostics import (
+from analysis.diagnostics.final_scores import best_n_table, common_compute, sensitivity_table
+from analysis.diagnostics.overfitting import overfitting_onset
+from analysis.diagnostics.training import (
     ProbeHistograms,
     epochs_at,
     interference,
     pass_rate_histograms,
     training_summary,
 )
-from analysis.final_scores import best_n_table, common_compute, sensitivity_table
 from analysis.findings import Analysis
-from analysis.frontier import Crossover
-from analysis.observations import Observations
-from analysis.overfitting import overfitting_onset
+from analysis.fitting.frontier import Crossover
+from analysis.fitting.observations import Observations
 from analysis.tables import is_metric, samples_per_problem
 
 

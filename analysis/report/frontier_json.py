@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.curves import AllocationCurve
 from analysis.findings import Analysis
-from analysis.frontier import Crossover, FrontierPoint, Interval, interval
-from analysis.law import LawVerdict
-from analysis.questions import Frontier
-from analysis.records import IsotonicCurve
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.frontier import Crossover, FrontierPoint, Interval, interval
+from analysis.fitting.law import LawVerdict
+from analysis.fitting.questions import Frontier
+from analysis.fitting.records import IsotonicCurve
 from analysis.report.cells import cell_records, fit_record
 from analysis.report.diagnosis import Diagnosis
 

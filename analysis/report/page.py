@@ -35,7 +35,7 @@ def html_page(
     drawings: Mapping[str, Drawing],
 ) -> str:
     """The whole page. topics: the verdict's sentences. drawings: by the figure's key."""
-    templates = FileSystemLoader(Path(__file__).parent.parent / "templates")
+    templates = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(
         loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

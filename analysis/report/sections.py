@@ -46,7 +46,10 @@ def sections(analysis: Analysis, diagnosis: Diagnosis, cells: Sequence[dict[str,
             "views",
             (
                 *_said(view_words(analysis)),
-                *_kept(result.views_table(analysis), *_if(analysis.curves, result.view_laws_table(analysis))),
+                *_kept(
+                    result.views_table(analysis),
+                    *_if(analysis.curves, result.view_laws_table(analysis)),
+                ),
             ),
         ),
         Section(

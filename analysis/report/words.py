@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.diagnostics.overfitting import LEVEL
 from analysis.findings import Analysis, short_count
-from analysis.frontier import Crossover, Interval
-from analysis.law import Form, LawVerdict
-from analysis.observations import MIN_POINTS
-from analysis.overfitting import LEVEL
+from analysis.fitting.frontier import Crossover, Interval
+from analysis.fitting.law import Form, LawVerdict
+from analysis.fitting.observations import MIN_POINTS
 from analysis.report.diagnosis import Diagnosis
 from analysis.tables import metric_label
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.figures import FIGURES, inline_svg, pdf_bytes, svg_bytes
 from analysis.findings import Analysis, analyse
-from analysis.frontier import frontier_table
+from analysis.fitting.frontier import frontier_table
 from analysis.options import FitOptions
 from analysis.report.cells import cell_records
 from analysis.report.diagnosis import diagnose

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.curves import AllocationCurve, CurveFit
-from analysis.logistic import Logistics
-from analysis.observations import Allocation
-from analysis.records import IsotonicCurve
+from analysis.fitting.curves import AllocationCurve, CurveFit
+from analysis.fitting.logistic import Logistics
+from analysis.fitting.observations import Allocation
+from analysis.fitting.records import IsotonicCurve
 from analysis.tables import GridTables
 
 Sigmoid = tuple[float, float, float, float]

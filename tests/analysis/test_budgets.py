@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.budgets import budget_words, compute_for, parse_budget, rollouts_within
-from analysis.observations import Allocation, Observations
+from analysis.fitting.observations import Allocation, Observations
+from analysis.prescribing.budgets import budget_words, compute_for, parse_budget, rollouts_within
 from grids.errors import UserError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.sources import build_tables
+from analysis.reading.sources import build_tables
 from analysis.tables import GridTables
 
 CELL = "bp4-n2-s0"

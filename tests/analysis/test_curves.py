@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from scipy.optimize import least_squares
 
-from analysis.curves import AllocationCurve, fit_allocations, fit_cells, fit_curve
-from analysis.observations import BasePoint, Observations, observe
+from analysis.fitting.curves import AllocationCurve, fit_allocations, fit_cells, fit_curve
+from analysis.fitting.observations import BasePoint, Observations, observe
+from analysis.fitting.resampling import plan_resampling
 from analysis.options import FitOptions
-from analysis.resampling import plan_resampling
 from tests.analysis.conftest import cell_rows, sigmoid
 
 COMPUTE = 1000.0 * 2.0 ** np.arange(8)
@@ -28,7 +28,7 @@ def groups_of(*cells: pd.DataFrame, metric: str = "avg_at_4") -> list[Observatio
 def fitted(
     groups: list[Observations], base: BasePoint | None = None, replicates: int = 0
 ) -> list[AllocationCurve]:
-    plan = plan_resampling(groups, base, replicates, seed=0)
+    plan = plan_resampling(groups, replicates, seed=0)
     return fit_allocations(groups, base, FitOptions(replicates=replicates), plan)
 
 
@@ -174,7 +174,7 @@ def test_the_isotonic_curve_goes_through_points_that_rise() -> None:
 
 def test_replicates_that_draw_nothing_anew_are_the_curve_itself() -> None:
     groups = groups_of(cell_rows(16, SHAPE, draw=np.random.default_rng(6), validation_problems=40))
-    plan = plan_resampling(groups, None, 5, seed=0)
+    plan = plan_resampling(groups, 5, seed=0)
     assert plan is not None
     even = replace(plan, problem_weights=np.full((40, 5), 1 / 40))
     (curve,) = fit_allocations(groups, None, FitOptions(), even)

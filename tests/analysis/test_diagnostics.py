@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.diagnostics import (
+from analysis.diagnostics.training import (
     epochs_at,
     interference,
     pass_rate_histograms,

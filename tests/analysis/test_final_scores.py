@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.final_scores import (
+from analysis.diagnostics.final_scores import (
     best_n_table,
     common_compute,
     fitted_scores,
@@ -12,7 +12,7 @@ from analysis.final_scores import (
     sensitivity_table,
 )
 from analysis.findings import Analysis, analyse
-from analysis.observations import Allocation
+from analysis.fitting.observations import Allocation
 from analysis.options import FitOptions
 from tests.analysis.conftest import cell_rows, sigmoid, tables_of
 

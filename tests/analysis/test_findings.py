@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.findings import Analysis, analyse, finite_or_none, short_count
-from analysis.observations import Allocation
+from analysis.fitting.observations import Allocation
 from analysis.options import FitOptions
 from analysis.tables import GridTables
 from grids.errors import UserError

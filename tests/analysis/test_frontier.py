@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.curves import AllocationCurve
-from analysis.frontier import (
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.frontier import (
     FrontierPoint,
     best_by_n,
     compute_grid,
@@ -15,7 +15,7 @@ from analysis.frontier import (
     landscape,
     table_budgets,
 )
-from analysis.observations import Allocation
+from analysis.fitting.observations import Allocation
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 
 # With s = 1 and equal R0 the curves g1 / (1 + m1 / C) and g2 / (1 + m2 / C) meet at

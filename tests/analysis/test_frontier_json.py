@@ -11,10 +11,10 @@ import pytest
 
 from analysis.findings import Analysis, analyse
 from analysis.options import FitOptions
+from analysis.reading.sources import read_run
 from analysis.report.diagnosis import diagnose
 from analysis.report.frontier_json import frontier_json, json_bytes
 from analysis.report.words import verdict
-from analysis.sources import read_run
 from analysis.synthetic import SyntheticGrid, SyntheticLaw, synthetic_grid
 from tests.analysis.small_run import set_state, write_small_run
 

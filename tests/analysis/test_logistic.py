@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from analysis.logistic import Limits, fit_logistics, on_bounds
+from analysis.fitting.logistic import Limits, fit_logistics, on_bounds
 
 Floats = NDArray[np.float64]
 LIMITS = Limits(floor=0.0, cap=1.0, middle=(1.0, 7.5), slope=(0.23, 23.0))

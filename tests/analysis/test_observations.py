@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.observations import Allocation, base_point, observe
+from analysis.fitting.observations import Allocation, base_point, observe
 from tests.analysis.conftest import cell_rows
 
 SHAPE = (0.3, 0.7, 8e3, 1.0)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
-from analysis.overfitting import overfitting_onset, train_validation_gap
+from analysis.diagnostics.overfitting import overfitting_onset, train_validation_gap
 
 PROBLEMS, K, ROWS = 300, 4, 20
 

@@ -16,8 +16,8 @@ import pytest
 
 from analysis.findings import analyse
 from analysis.options import FitOptions
-from analysis.prescription import Prescription, prescribe
-from analysis.sources import tables_from_frame
+from analysis.prescribing.prescription import Prescription, prescribe
+from analysis.reading.sources import tables_from_frame
 from analysis.synthetic import SyntheticGrid, expected_reward, synthetic_grid, true_grid
 from grids.errors import UserError
 from grids.loading import dump_grid, load_grid

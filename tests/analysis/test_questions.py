@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from analysis.curves import AllocationCurve
-from analysis.frontier import Landscape, compute_grid, frontier_points, landscape
-from analysis.observations import Allocation, Observations
-from analysis.questions import Frontier, Question, answer, n_star, questions
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.frontier import Landscape, compute_grid, frontier_points, landscape
+from analysis.fitting.observations import Allocation, Observations
+from analysis.fitting.questions import Frontier, Question, answer, n_star, questions
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 
 SHAPE: Sigmoid = (0.3, 0.6, 2000.0, 1.0)

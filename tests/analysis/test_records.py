@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.records import isotonic_curve, record_breaking
+from analysis.fitting.records import isotonic_curve, record_breaking
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from analysis.figures import FIGURES
 from analysis.findings import Analysis, analyse
 from analysis.options import FitOptions
+from analysis.reading.sources import read_run, tables_from_frame
 from analysis.report import Report, frontier_json, verdict, write_report
 from analysis.report.blocks import COLLAPSED_ROWS, Picture, Table
 from analysis.report.cells import cell_records
@@ -20,7 +21,6 @@ from analysis.report.diagnosis import diagnose
 from analysis.report.frontier_json import json_bytes
 from analysis.report.page import Drawing, html_page, symbols
 from analysis.report.sections import sections
-from analysis.sources import read_run, tables_from_frame
 from analysis.synthetic import ONE_N, SyntheticGrid, synthetic_grid
 from analysis.tables import GridTables
 from grids.errors import UserError

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.diagnostics.overfitting import overfitting_onset
 from analysis.findings import Analysis, analyse
-from analysis.frontier import Crossover, FrontierPoint
-from analysis.law import Form, LawFit, LawVerdict
+from analysis.fitting.frontier import Crossover, FrontierPoint
+from analysis.fitting.law import Form, LawFit, LawVerdict
 from analysis.options import FitOptions
-from analysis.overfitting import overfitting_onset
 from analysis.report.diagnosis import Diagnosis, diagnose, score_noise
 from analysis.report.words import (
     best_n_words,

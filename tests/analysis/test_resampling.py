@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.observations import BasePoint, Observations, observe
-from analysis.resampling import Resampling, common_scores, plan_resampling
+from analysis.fitting.observations import BasePoint, Observations, observe
+from analysis.fitting.resampling import Resampling, common_scores, plan_resampling
 from tests.analysis.conftest import cell_rows
 
 SHAPE = (0.3, 0.7, 8e3, 1.0)
@@ -18,7 +18,7 @@ def groups_of(*cells: pd.DataFrame) -> list[Observations]:
 def planned(
     *cells: pd.DataFrame, base: BasePoint | None = None, replicates: int = 4000, seed: int = 0
 ) -> Resampling:
-    return plan_resampling(groups_of(*cells), base, replicates, seed)
+    return plan_resampling(groups_of(*cells), replicates, seed)
 
 
 def scored(n: int, seed: int = 0, problems: int = 50) -> pd.DataFrame:

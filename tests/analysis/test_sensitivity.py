@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.sensitivity import best_n, best_n_by_metric, range_of_noise, sensitivity
+from analysis.diagnostics.sensitivity import best_n, best_n_by_metric, range_of_noise, sensitivity
 
 # A ragged grid: n = 32 exists at B_p = 32 only.
 PROBLEMS = np.array([32, 32, 32, 64, 64, 128])

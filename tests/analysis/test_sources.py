@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis.sources import build_tables, merge, read_run, read_sources, read_table, tables_from_frame
+from analysis.reading.sources import (
+    build_tables,
+    merge,
+    read_run,
+    read_sources,
+    read_table,
+    tables_from_frame,
+)
 from grids.errors import UserError
 from grids.loading import dump_grid, load_grid
 

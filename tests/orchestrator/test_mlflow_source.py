@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from analysis.sources import read_run, read_sources
+from analysis.reading.sources import read_run, read_sources
 from analysis.tables import GridTables
 from grids.errors import UserError
 from grids.loading import dump_grid, parse_grid

@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 
 from analysis.findings import analyse
 from analysis.options import FitOptions
-from analysis.prescription import Prescription, prescribe
-from analysis.sources import tables_from_frame
+from analysis.prescribing.prescription import Prescription, prescribe
+from analysis.reading.sources import tables_from_frame
 from analysis.tables import GridTables
 from grids.errors import UserError
 from grids.expansion import evaluated_steps, expand

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from analysis.curves import AllocationCurve, fit_allocations
-from analysis.frontier import Landscape, compute_grid, frontier_points, landscape
-from analysis.law import LawVerdict, NStar, judge_law
-from analysis.logistic import Array
-from analysis.observations import MIN_POINTS, BasePoint, Observations
+from analysis.fitting.curves import AllocationCurve, fit_allocations
+from analysis.fitting.frontier import Landscape, compute_grid, frontier_points, landscape
+from analysis.fitting.law import LawVerdict, NStar, judge_law
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import MIN_POINTS, BasePoint, Observations
+from analysis.fitting.questions import Question, answer, n_star
+from analysis.fitting.records import record_breaking
+from analysis.fitting.resampling import plan_resampling
 from analysis.options import FitOptions
-from analysis.questions import Question, answer, n_star
-from analysis.records import record_breaking
-from analysis.resampling import plan_resampling
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def held_out_check(
     early = [group for group in early if len(np.unique(group.compute)) >= MIN_POINTS]
     if len(early) < 2:
         return None
-    curves = fit_allocations(early, base, options, plan_resampling(early, base, 0, options.seed))
+    curves = fit_allocations(early, base, options, plan_resampling(early, 0, options.seed))
     known = landscape(curves, compute_grid(curves))
     law = answer([Question("nothing")], known, early, options.confidence)[0].law
     budgets = np.unique(np.clip(np.geomspace(limit, land.compute[-1], 9)[1:], None, land.compute[-1]))

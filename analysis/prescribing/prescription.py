@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.budgets import budget_words
-from analysis.candidates import REACH, Candidate, affordable, observed_rates, optimiser_of
-from analysis.curves import AllocationCurve
 from analysis.findings import Analysis
-from analysis.frontier import Interval, interval
-from analysis.logistic import Array
-from analysis.observations import Allocation
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.frontier import Interval, interval
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Allocation
 from analysis.options import ComputeUnit
+from analysis.prescribing.budgets import budget_words
+from analysis.prescribing.candidates import REACH, Candidate, affordable, observed_rates, optimiser_of
 
 RUNNERS_UP = 5
 """How many allocations are named beside the best."""

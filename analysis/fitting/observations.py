@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.logistic import Array
+from analysis.fitting.logistic import Array
 
 MIN_POINTS = 4
 """Fewest different computes for a curve, which has four parameters."""

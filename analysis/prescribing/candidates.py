@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from analysis.budgets import budget_words, compute_for, rollouts_within
-from analysis.curves import AllocationCurve
 from analysis.findings import Analysis
-from analysis.frontier import Interval
-from analysis.logistic import Array
-from analysis.observations import MIN_POINTS, Allocation
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.frontier import Interval
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import MIN_POINTS, Allocation
+from analysis.prescribing.budgets import budget_words, compute_for, rollouts_within
 from grids.errors import UserError
 from grids.expansion import scaled_learning_rate
 from grids.spec import OptimiserSpec

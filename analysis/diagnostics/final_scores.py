@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.diagnostics.sensitivity import best_n_by_metric, sensitivity
 from analysis.findings import Analysis
-from analysis.logistic import Array
-from analysis.observations import Allocation, Observations, observe
-from analysis.resampling import Resampling, plan_resampling
-from analysis.sensitivity import best_n_by_metric, sensitivity
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Allocation, Observations, observe
+from analysis.fitting.resampling import Resampling, plan_resampling
 from analysis.tables import COMPUTE_COLUMNS, is_metric, metric_columns, samples_per_problem
 
 
@@ -70,7 +70,7 @@ def observed_scores(analysis: Analysis) -> FinalScores | None:
         if metric != analysis.metric:
             groups, _ = observe(history, metric, column, with_scores=drawn)
             # The same draws: they depend on the seed, the number of problems and the allocations only.
-            resampling = plan_resampling(groups, None, resampling.replicates, resampling.seed)
+            resampling = plan_resampling(groups, resampling.replicates, resampling.seed)
         rows = {group.allocation: _scores_at(group, compute, resampling, drawn) for group in groups}
         found[metric] = {allocation: row for allocation, row in rows.items() if row is not None}
     allocations = tuple(sorted({allocation for rows in found.values() for allocation in rows}))

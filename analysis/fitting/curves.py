@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
-from analysis.observations import MIN_POINTS, Allocation, BasePoint, Observations
+from analysis.fitting.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
+from analysis.fitting.observations import MIN_POINTS, Allocation, BasePoint, Observations
+from analysis.fitting.records import IsotonicCurve, isotonic_curve, record_breaking
+from analysis.fitting.resampling import Resampling
 from analysis.options import FitOptions
-from analysis.records import IsotonicCurve, isotonic_curve, record_breaking
-from analysis.resampling import Resampling
 
 STEEPNESS = (0.1, 10.0)
 """Bounds on s."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.logistic import Array
-from analysis.observations import Observations
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Observations
 from analysis.options import ComputeUnit
 from grids.errors import UserError
 

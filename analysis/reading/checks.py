@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.raw_rows import Complaints, rows_in_words
+from analysis.reading.raw_rows import Complaints, rows_in_words
 from analysis.tables import (
     COMPUTE_COLUMNS,
     PER_PROBLEM_COLUMNS,

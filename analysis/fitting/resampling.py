@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student_t
 
-from analysis.logistic import Array
-from analysis.observations import Allocation, BasePoint, Observations
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Allocation, BasePoint, Observations
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,7 @@ class Resampling:
         return np.asarray(deviations[:, None] * multipliers[group.cell_index])
 
 
-def plan_resampling(
-    observations: Sequence[Observations], base: BasePoint | None, replicates: int, seed: int
-) -> Resampling:
+def plan_resampling(observations: Sequence[Observations], replicates: int, seed: int) -> Resampling:
     """What can be drawn anew in these observations, and what cannot, in words."""
     sizes = [0 if group.scores is None else group.scores.shape[1] for group in observations]
     problems = max(filter(None, sizes), key=sizes.count, default=0)

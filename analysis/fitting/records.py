@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
-from analysis.logistic import Array
+from analysis.fitting.logistic import Array
 
 
 def record_breaking(reward: ArrayLike, bin_width: float = 0.01, smoothing: float = 0.0) -> NDArray[np.intp]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from analysis.raw_rows import is_text
+from analysis.reading.raw_rows import is_text
 from analysis.tables import is_metric
 from grids.errors import UserError
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.curves import AllocationCurve, in_threads
-from analysis.frontier import (
+from analysis.fitting.curves import AllocationCurve, in_threads
+from analysis.fitting.frontier import (
     Crossover,
     FrontierPoint,
     Landscape,
@@ -19,9 +19,9 @@ from analysis.frontier import (
     crossovers,
     frontier_points,
 )
-from analysis.law import Axis, LawVerdict, NStar, judge_law
-from analysis.logistic import Array
-from analysis.observations import Allocation, Observations
+from analysis.fitting.law import Axis, LawVerdict, NStar, judge_law
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Allocation, Observations
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from analysis.diagnostics import CELL_COLUMNS, probe_columns, right_counts
-from analysis.falls import Floats, Noise, binomial_noise, largest_fall, paired_noise, start_of_fall
+from analysis.diagnostics.falls import (
+    Floats,
+    Noise,
+    binomial_noise,
+    largest_fall,
+    paired_noise,
+    start_of_fall,
+)
+from analysis.diagnostics.training import CELL_COLUMNS, probe_columns, right_counts
 
 Verdict = Literal["overfits", "collapses", "falls", "no fall", "unknown"]
 """``overfits``: validation has fallen, training has not. ``collapses``: both have. ``falls``: validation has,
@@ -28,8 +35,8 @@ and the table has no training score to compare. ``unknown``: too few rows or no 
 LEVEL = 0.05
 """Chance of a false alarm for one cell. In a grid of 40 flat cells two alarms are to be expected."""
 
-MIN_ROWS = 4
-"""Fewer evaluated rows give no verdict."""
+MIN_ROWS = 6
+"""Fewer evaluated rows, the base model's counted, give no verdict."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,8 @@ def _training_change(rows: pd.DataFrame, weights: Floats) -> tuple[str, float, f
         probe = _probe_noise(rows, answers, weights != 0.0)
         if probe is not None:
             change, factor = _change(rows[name].to_numpy(dtype=float), probe.factor, weights)
-            return name, change, factor
+            if np.isfinite(change):
+                return name, change, factor
     if "train_reward" in rows:
         rewards = rows["train_reward"].to_numpy(dtype=float)
         sampled = np.diff(rows["compute_rollouts"].to_numpy(dtype=float), prepend=0.0)

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.frontier import Interval, interval
-from analysis.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
-from analysis.observations import Allocation
+from analysis.fitting.frontier import Interval, interval
+from analysis.fitting.logistic import Array, Limits, Logistics, fit_logistics, logistic, on_bounds
+from analysis.fitting.observations import Allocation
 
 K_BOUNDS = (0.1, 50.0)
 """Bounds on k per decade: beyond 50 the law is a step for every practical spacing of points, below 0.1 a

@@ -15,10 +15,16 @@ import pandas as pd
 import yaml
 from pydantic import ValidationError
 
-from analysis import tidy
-from analysis.checks import BASE, usable_rows
-from analysis.raw_rows import Complaints, frame_of_table, read_histories, table_of_frame, table_of_rows
-from analysis.settings import GRID, MISSING, merge, merge_settings, setting_of
+from analysis.reading import tidy
+from analysis.reading.checks import BASE, usable_rows
+from analysis.reading.raw_rows import (
+    Complaints,
+    frame_of_table,
+    read_histories,
+    table_of_frame,
+    table_of_rows,
+)
+from analysis.reading.settings import GRID, MISSING, merge, merge_settings, setting_of
 from analysis.tables import GridTables
 from grids.errors import UserError
 from grids.expansion import expand

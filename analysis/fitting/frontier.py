@@ -14,9 +14,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from analysis.curves import AllocationCurve
-from analysis.logistic import Array
-from analysis.observations import Allocation
+from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.logistic import Array
+from analysis.fitting.observations import Allocation
 
 GRID_POINTS = 120
 """Compute values at which the envelope is taken, evenly spaced in log C."""

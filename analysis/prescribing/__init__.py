@@ -1,0 +1,1 @@
+"""From an analysis and a budget to the next run."""
