@@ -22,11 +22,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.findings import analyse
-from analysis.fitting.questions import Frontier, Question
+from analysis.fitting.curves import fit_allocations
+from analysis.fitting.frontier import compute_grid, landscape
+from analysis.fitting.observations import base_point, observe
+from analysis.fitting.questions import Frontier, Question, answer, questions
+from analysis.fitting.resampling import plan_resampling
 from analysis.options import FitOptions
 from analysis.synthetic import BEYOND_THE_EDGE, FLAT, ONE_N, SyntheticGrid, synthetic_grid, true_grid
+from analysis.tables import COMPUTE_COLUMNS, GridTables
 
+METRIC = "avg_at_4"
 LAW = "the paper's law"
 SPECIAL = {
     "flat: no n is better": FLAT,
@@ -81,7 +86,6 @@ def replicate(
     """Draw and analyse one grid: a record for each question that it can ask."""
     number, seed = numbered
     tables = synthetic_grid(design, np.random.default_rng(seed))
-    analysis = analyse(tables, FitOptions(replicates=bootstrap, seed=number))
     return [
         {
             "question": frontier.question.title,
@@ -89,9 +93,19 @@ def replicate(
             "remarks": [*frontier.law.reasons, *frontier.law.notes],
             "quantities": read(frontier),
         }
-        for frontier in analysis.frontiers
-        if frontier.question in QUESTIONS
+        for frontier in frontiers(tables, FitOptions(replicates=bootstrap, seed=number))
     ]
+
+
+def frontiers(tables: GridTables, options: FitOptions) -> list[Frontier]:
+    """The frontiers of ``QUESTIONS`` that a grid can answer, in the steps of ``analysis.findings.analyse``; what does not
+    feed them is left out, since hundreds of grids are analysed."""
+    groups, _ = observe(tables.history, METRIC, COMPUTE_COLUMNS[options.compute], options.replicates > 0)
+    base = base_point(tables.base, METRIC)
+    resampling = plan_resampling(groups, options.replicates, options.seed)
+    curves = fit_allocations(groups, base, options, resampling)
+    asked = [question for question in questions(curves, in_rollouts=True) if question in QUESTIONS]
+    return answer(asked, landscape(curves, compute_grid(curves)), groups, options.confidence)
 
 
 def run(
@@ -113,8 +127,7 @@ def coverage(design: SyntheticGrid, records: Sequence[dict[str, Any]]) -> pd.Dat
     """One row for each question and quantity, see the columns' names; every record counts."""
     truths = {
         frontier.question.title: {row["quantity"]: row["estimate"] for row in read(frontier)}
-        for frontier in analyse(true_grid(design), FitOptions(replicates=0)).frontiers
-        if frontier.question in QUESTIONS
+        for frontier in frontiers(true_grid(design), FitOptions(replicates=0))
     }
     rows = pd.DataFrame(
         [{"question": record["question"], **row} for record in records for row in record["quantities"]]
@@ -191,8 +204,8 @@ def _text(table: pd.DataFrame, verdicts: dict[str, list[dict[str, Any]]]) -> str
         "",
         "What each truth was called",
     ]
-    for name, questions in verdicts.items():
-        for found in questions:
+    for name, by_question in verdicts.items():
+        for found in by_question:
             counts = ", ".join(f"{verdict} {count}" for verdict, count in found["verdicts"].items())
             lines.append(f"{name} ({found['question']}): {counts} of {found['grids']}")
             lines += [f"    {count:4d}  {remark}" for remark, count in found["remarks"].items()]

@@ -35,7 +35,7 @@ and the table has no training score to compare. ``unknown``: too few rows or no 
 LEVEL = 0.05
 """Chance of a false alarm for one cell. In a grid of 40 flat cells two alarms are to be expected."""
 
-MIN_ROWS = 6
+MIN_ROWS = 5
 """Fewer evaluated rows, the base model's counted, give no verdict."""
 
 

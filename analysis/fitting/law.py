@@ -165,7 +165,7 @@ class NStar:
     """How many different computes were evaluated in the range of x: what the points are worth to an
     information criterion, since they lie on curves and are not independent."""
     unrejected_n: tuple[int, ...] | None
-    """The values of n that cannot be told from the best at any x; None without replicates."""
+    """The values of n that may be the best at every x; None without replicates."""
     edge: Allocation | None
     """The leading allocation with the largest n*, where no larger n was tried that could have led in its place."""
     axis: Axis = "log10"
@@ -214,9 +214,7 @@ def judge_law(stars: NStar, confidence: float) -> LawVerdict:
         )
     if stars.unrejected_n:
         constant = ", ".join(str(n) for n in stars.unrejected_n)
-        reasons.append(
-            f"n* may be flat: n = {constant} cannot be told from the best n at any observed compute"
-        )
+        reasons.append(f"n* may be flat: n = {constant} may be the best at every observed compute")
     if not reasons and len(stars.x) < MIN_LAW_POINTS:
         reasons.append(f"two values of n were compared at {len(stars.x)} computes only")
     if reasons:
@@ -228,7 +226,7 @@ def judge_law(stars: NStar, confidence: float) -> LawVerdict:
     if forms[0].name == "flat":
         return _unidentified(["a flat n* explains the frontier as well, with fewer parameters"], forms)
     notes = [f"the fit rests on a bound: {words}" for words in fit.on_bound]
-    plateau_note = _plateau_note(fit, stars)
+    plateau_note = _plateau_note(fit, stars, confidence)
     floor_note = _floor_note(fit, stars)
     if forms[0].name == "log-linear":
         words = "not identified: n* as a power of C explains the frontier as well"
@@ -334,7 +332,13 @@ def _aicc(stars: NStar, name: str, sse: Array) -> Array:
     return worth * np.log(variance) + 2.0 * parameters + correction
 
 
-def _plateau_note(fit: LawFit, stars: NStar) -> str | None:
+def _plateau_note(fit: LawFit, stars: NStar, confidence: float) -> str | None:
+    top = max(stars.grid_n)
+    if (
+        stars.replicates is not None
+        and (2.0 ** stars.replicates[-1] > top / 1.5).mean() > (1.0 - confidence) / 2.0
+    ):
+        return f"plateau not identified: at the largest compute the interval of n* reaches the edge of the grid (largest n = {top})"
     last, largest = float(stars.log2_n[-1]), float(stars.log2_n.max())
     if stars.edge is not None:
         return f"plateau not identified: it rests on the edge of the grid ({stars.edge.name} has no larger n beside it)"

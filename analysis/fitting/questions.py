@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.fitting.curves import AllocationCurve, in_threads
 from analysis.fitting.frontier import (
+    BestN,
     Crossover,
     FrontierPoint,
     Landscape,
@@ -96,13 +97,13 @@ def _answer(
     points = frontier_points(part, confidence)
     in_steps = None
     if question.fixed == "batch_rollouts" and question.value:
-        in_steps = judge_law(n_star(part, points, groups, "linear", question.value), confidence)
+        in_steps = judge_law(n_star(part, points, groups, confidence, "linear", question.value), confidence)
     return Frontier(
         question=question,
         land=part,
         points=points,
         changes=crossovers(part, points, confidence),
-        law=judge_law(n_star(part, points, groups), confidence),
+        law=judge_law(n_star(part, points, groups, confidence), confidence),
         law_in_steps=in_steps,
     )
 
@@ -111,6 +112,7 @@ def n_star(
     land: Landscape,
     points: Sequence[FrontierPoint],
     groups: Sequence[Observations],
+    confidence: float,
     axis: Axis = "log10",
     batch: int = 1,
 ) -> NStar:
@@ -126,7 +128,6 @@ def n_star(
     best = best_by_n(land)
     compute = land.compute[best.contested]
     replicates = best.log2_n_star_replicates
-    sets = [set(point.not_worse_n) for point in contested if point.not_worse_n is not None]
     value = compute / batch
     return NStar(
         x=np.log10(value) if axis == "log10" else value,
@@ -134,10 +135,34 @@ def n_star(
         replicates=None if replicates is None else replicates[best.contested],
         grid_n=grid_n,
         evaluations=_evaluations(land, groups, compute),
-        unrejected_n=tuple(sorted(set.intersection(*sets))) if sets else None,
+        unrejected_n=constant_n(best, confidence),
         edge=_edge(land, contested),
         axis=axis,
     )
+
+
+def constant_n(best: BestN, confidence: float) -> tuple[int, ...] | None:
+    """The values of n of which one alone may be the best at every compute; None without replicates.
+
+    Such an n is rejected where it falls behind the leader, anywhere, by more than an n does by chance if all are equally good: the
+    largest of its standardised gaps over all computes is judged against the same in replicates centred on no difference. So
+    looking at many computes and taking the leader after the fact are allowed for.
+    """
+    if best.replicates is None:
+        return None
+    compared = best.contested & best.observed.any(axis=0)
+    seen = best.observed[:, compared]
+    reward = np.where(seen, best.reward[:, compared], -1e9)  # what was not observed never leads
+    noise = np.where(seen[:, :, None], best.replicates[:, compared] - reward[:, :, None], -1e9)
+    behind, by_chance = reward.max(axis=0) - reward, noise.max(axis=0) - noise
+    found = []
+    for row, n in enumerate(best.values):
+        here = seen[row]
+        scale = np.maximum(by_chance[row, here].std(axis=1), 1e-9)
+        largest = (by_chance[row, here] / scale[:, None]).max(axis=0, initial=0.0)
+        if (behind[row, here] / scale).max(initial=0.0) <= np.quantile(largest, confidence):
+            found.append(n)
+    return tuple(found)
 
 
 def _evaluations(land: Landscape, groups: Sequence[Observations], compute: Array) -> int:

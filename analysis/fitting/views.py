@@ -58,7 +58,9 @@ def other_views(
     )
     return Views(
         table=table,
-        law_by_record_points=judge_law(n_star(recorded, points, groups), options.confidence),
+        law_by_record_points=judge_law(
+            n_star(recorded, points, groups, options.confidence), options.confidence
+        ),
         record_frontier=records,
         law_of_record_frontier=_law_of_points(records, land, options),
     )

@@ -104,11 +104,11 @@ def test_the_training_score_tells_overfitting_from_collapse(
 
 
 def test_the_standard_error_of_a_drop_is_paired_over_problems() -> None:
-    # Problem-by-problem differences between the best two and the last two rows: ten problems lose everything.
+    # Problem-by-problem differences between the first and the last rows: ten problems lose everything.
     early, late = np.tile([4, 0], 50), np.tile([4, 0], 50)
     late[:20:2] = 0
-    history = simulate(np.full(4, 0.5)).assign(eval_right=[early, early, late, late])
-    history["avg_at_4"] = [0.5, 0.5, 0.4, 0.4]
+    history = simulate(np.full(6, 0.5)).assign(eval_right=[early] * 3 + [late] * 3)
+    history["avg_at_4"] = [0.5] * 3 + [0.4] * 3
     found = overfitting_onset(history, "avg_at_4").iloc[0]
     difference = np.repeat([1.0, 0.0], [10, 90])
     assert found["drop"] == pytest.approx(0.1)
@@ -130,7 +130,7 @@ def test_a_score_that_falls_from_the_base_model_has_its_onset_at_zero() -> None:
 def test_cells_that_cannot_be_judged_say_why() -> None:
     history = simulate(CRASH)
     short = overfitting_onset(history.head(3), "avg_at_4").iloc[0]
-    assert short["verdict"] == "unknown" and short["reason"] == "3 evaluated rows; a verdict needs 4"
+    assert short["verdict"] == "unknown" and short["reason"] == "3 evaluated rows; a verdict needs 5"
     blind = overfitting_onset(history.drop(columns="eval_right"), "avg_at_4").iloc[0]
     assert blind["verdict"] == "unknown" and "eval_right" in blind["reason"]
     assert overfitting_onset(history, "avg_at_16").empty

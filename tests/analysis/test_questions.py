@@ -117,7 +117,7 @@ def test_the_law_sees_contested_computes_only() -> None:
     alone = curve_of(4, SHAPE, span=(1e3, 1e5))
     late = curve_of(16, (0.3, 0.7, 5000.0, 1.0), span=(1e4, 1e5))
     land = landscape_of([alone, late])
-    found = n_star(land, frontier_points(land, 0.9), observed([alone, late]))
+    found = n_star(land, frontier_points(land, 0.9), observed([alone, late]), 0.9)
     assert 10 ** found.x.min() >= 1e4
     assert found.grid_n == (4, 16)
     assert set(found.log2_n) <= {2.0, 4.0}
@@ -127,9 +127,9 @@ def test_common_computes_count_once_however_many_allocations_were_evaluated_ther
     curves = grid((16, 4), (16, 8), (16, 16))
     land = landscape_of(curves)
     points = frontier_points(land, 0.9)
-    assert n_star(land, points, observed(curves, points=20)).evaluations == 20
+    assert n_star(land, points, observed(curves, points=20), 0.9).evaluations == 20
     others = observed(grid((32, 64)), points=33)  # not of this landscape
-    assert n_star(land, points, [*observed(curves, points=20), *others]).evaluations == 20
+    assert n_star(land, points, [*observed(curves, points=20), *others], 0.9).evaluations == 20
 
 
 def test_the_largest_n_of_a_ragged_grid_is_its_edge_where_it_leads() -> None:
@@ -140,7 +140,7 @@ def test_the_largest_n_of_a_ragged_grid_is_its_edge_where_it_leads() -> None:
     def edge(leader: tuple[int, int]) -> Allocation | None:
         curves = [curve_of(n, best if (p, n) == leader else SHAPE, problems=p) for p, n in shapes]
         land = landscape_of(curves)
-        return n_star(land, frontier_points(land, 0.9), observed(curves)).edge
+        return n_star(land, frontier_points(land, 0.9), observed(curves), 0.9).edge
 
     assert edge((16, 32)) == Allocation(32, 16)
     assert edge((32, 16)) == Allocation(16, 32), "B_max is why 32 problems were not tried with n = 32"
@@ -156,4 +156,4 @@ def test_an_n_that_every_compute_leaves_possible_is_listed() -> None:
         curve_of(16, (0.3, 0.4, 2000.0, 1.0), replicates=drawn),
     ]
     land = landscape_of(curves)
-    assert n_star(land, frontier_points(land, 0.9), observed(curves)).unrejected_n == (4, 8)
+    assert n_star(land, frontier_points(land, 0.9), observed(curves), 0.9).unrejected_n == (4, 8)
