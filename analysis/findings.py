@@ -93,8 +93,8 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
     groups, unfitted = observe(
         history, metric, COMPUTE_COLUMNS[options.compute], with_scores=options.replicates > 0
     )
-    for cell in {*tables.states, *tables.complaints} - {"base", "grid"}:
-        if cell not in unfitted and not (history["cell"] == cell).any():
+    for cell in {*tables.states, *tables.complaints} - {"base", "grid", *history["cell"].unique()}:
+        if cell not in unfitted:
             unfitted[cell] = "no evaluation yet" if cell in tables.states else "no usable row"
     resampling = plan_resampling(groups, options.replicates, options.seed)
     curves = fit_allocations(groups, base, options, resampling)

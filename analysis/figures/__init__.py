@@ -60,7 +60,7 @@ FIGURES = (
     FigureKind(
         "fixed_batch",
         "n* against B_p* at a fixed batch",
-        "With B = B_p n fixed, a larger n means fewer problems: n* rises with the number of steps as B_p* falls. The law is "
+        "With B = B_p n fixed, a larger n means fewer problems, so the panels mirror each other. The law is "
         "fitted in log M and, as published, in M.",
         "It needs two values of n with the same batch B = B_p n, and compute counted in rollouts.",
         fixed_batch_figure,

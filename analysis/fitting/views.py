@@ -78,13 +78,20 @@ def _n_at(curves: Sequence[AllocationCurve], rewards: Sequence[Array], compute: 
 
 
 def _record_frontier(groups: Sequence[Observations], options: FitOptions) -> pd.DataFrame:
-    columns = ["compute", "reward", "rollouts_per_problem", "problems_per_batch"]
-    rows = [
-        (c, r, group.allocation.rollouts_per_problem, group.allocation.problems_per_batch)
+    parts = [
+        pd.DataFrame(
+            {
+                "compute": group.compute,
+                "reward": group.reward,
+                "rollouts_per_problem": group.allocation.rollouts_per_problem,
+                "problems_per_batch": group.allocation.problems_per_batch,
+            }
+        )
         for group in groups
-        for c, r in zip(group.compute, group.reward, strict=True)
     ]
-    everything = pd.DataFrame(rows, columns=columns).sort_values("compute", kind="stable", ignore_index=True)
+    if not parts:
+        return pd.DataFrame(columns=["compute", "reward", "rollouts_per_problem", "problems_per_batch"])
+    everything = pd.concat(parts).sort_values("compute", kind="stable", ignore_index=True)
     # Neighbours here belong to different cells, so a moving average over them would mean nothing.
     return everything.iloc[record_breaking(everything["reward"], options.record_bin)].reset_index(drop=True)
 
