@@ -180,9 +180,35 @@ def best_by_n(land: Landscape) -> BestN:
     reward = np.stack([seen[n == value].max(axis=0) for value in values])
     replicates = None
     if land.replicates is not None:
-        hidden = np.where(land.observed, 0.0, -np.inf)[:, :, None]
-        replicates = np.stack([(land.replicates[n == v] + hidden[n == v]).max(axis=0) for v in values])
+        replicates = np.stack(
+            [
+                _best_of_replicates(land.reward[n == v], land.replicates[n == v], land.observed[n == v])
+                for v in values
+            ]
+        )
     return BestN(tuple(int(value) for value in values), reward, replicates)
+
+
+def _best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.bool_]) -> Array:
+    """(G, R) best over the allocations of one n, from (A, G), (A, G, R) and (A, G).
+
+    The estimates differ between values of B_p also by noise. Noise drawn on top of that would make the best of nearly equal
+    curves vary as one curve does, where the best of several varies less. So the share of the spread over B_p that noise
+    explains is taken out before (shrinkage towards their mean, as James and Stein do).
+    """
+    noise = replicates - reward[:, :, None]
+    several = observed.sum(axis=0) > 1
+    centre = reward
+    if several.any():
+        seen = np.where(observed, reward, np.nan)[:, several]
+        drawn = np.where(observed[:, :, None], noise, np.nan)[:, several]
+        spread = float(np.nanvar(seen, axis=0, ddof=1).sum())
+        by_noise = float(np.nanvar(drawn, axis=0, ddof=1).mean(axis=-1).sum())
+        kept = max(0.0, 1.0 - by_noise / spread) if spread > 0.0 else 1.0
+        mean = np.nanmean(seen, axis=0)
+        centre = reward.copy()
+        centre[:, several] = mean + kept * (reward[:, several] - mean)
+    return np.where(observed[:, :, None], centre[:, :, None] + noise, -np.inf).max(axis=0)
 
 
 def frontier_points(land: Landscape, confidence: float) -> list[FrontierPoint]:
