@@ -208,7 +208,7 @@ def judge_law(stars: NStar, confidence: float) -> LawVerdict:
             f"the fitted cells hold {_counted(values)} of n{_listed(values)}, "
             f"and a law of four parameters needs at least {MIN_GRID_N}"
         )
-    if values and len(optimal) < MIN_OPTIMAL_N:
+    if len(values) > 1 and len(optimal) < MIN_OPTIMAL_N:
         reasons.append(
             f"n* takes {_counted(optimal)}{_listed(optimal)}, and a curve needs at least {MIN_OPTIMAL_N}"
         )
