@@ -9,14 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.fitting.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
-from analysis.fitting.frontier import (
-    FrontierPoint,
-    Landscape,
-    compute_grid,
-    frontier_points,
-    landscape,
-    table_budgets,
-)
+from analysis.fitting.frontier import FrontierPoint, frontier_points
+from analysis.fitting.landscape import Landscape, compute_grid, landscape, table_budgets
 from analysis.fitting.observations import Observations, base_point, observe
 from analysis.fitting.questions import Frontier, answer, questions
 from analysis.fitting.resampling import Resampling, plan_resampling

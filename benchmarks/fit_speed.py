@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from analysis.findings import Analysis, analyse
 from analysis.fitting.curves import STEEPNESS
-from analysis.fitting.frontier import best_by_n
+from analysis.fitting.landscape import best_by_n
 from analysis.fitting.law import K_BOUNDS, LARGEST_LOG2_N
 from analysis.fitting.logistic import Limits, fit_logistics
 from analysis.options import FitOptions

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting.curves import fit_allocations
-from analysis.fitting.frontier import compute_grid, landscape
+from analysis.fitting.landscape import compute_grid, landscape
 from analysis.fitting.observations import base_point, observe
 from analysis.fitting.questions import Frontier, Question, answer, questions
 from analysis.fitting.resampling import plan_resampling

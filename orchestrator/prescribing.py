@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from analysis.findings import analyse
-from analysis.fitting.frontier import Interval
+from analysis.fitting.intervals import Interval
 from analysis.options import FitOptions
 from analysis.prescribing.budgets import budget_words, parse_budget
 from analysis.prescribing.candidates import Candidate

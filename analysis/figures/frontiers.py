@@ -24,7 +24,9 @@ from analysis.figures.style import (
     say,
 )
 from analysis.findings import Analysis
-from analysis.fitting.frontier import FrontierPoint, best_by_n, interval
+from analysis.fitting.frontier import FrontierPoint
+from analysis.fitting.intervals import interval
+from analysis.fitting.landscape import best_by_n
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Observations
 from analysis.tables import compute_label, metric_label

@@ -15,45 +15,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from analysis.fitting.curves import AllocationCurve
+from analysis.fitting.intervals import Interval, pair
+from analysis.fitting.landscape import BestN, Landscape, best_by_n
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Allocation
-
-GRID_POINTS = 120
-"""Compute values at which the envelope is taken, evenly spaced in log C."""
-
-Interval = tuple[float, float]
-"""(low, high) at the level of the fit."""
-
-
-@dataclass(frozen=True)
-class Landscape:
-    """Rewards of A allocations at G computes."""
-
-    curves: tuple[AllocationCurve, ...]
-    compute: Array
-    """(G,) ascending."""
-    reward: Array
-    """(A, G)"""
-    observed: NDArray[np.bool_]
-    """(A, G) whether the allocation was observed there."""
-    replicates: Array | None
-    """(A, G, R) the same rewards in each bootstrap replicate."""
-
-    @property
-    def allocations(self) -> list[Allocation]:
-        """Of each row."""
-        return [curve.allocation for curve in self.curves]
-
-    def only(self, rows: Sequence[int]) -> "Landscape":
-        """Some of the allocations, at the same computes."""
-        index = np.asarray(rows, dtype=np.intp)
-        return Landscape(
-            tuple(self.curves[i] for i in index),
-            self.compute,
-            self.reward[index],
-            self.observed[index],
-            None if self.replicates is None else self.replicates[index],
-        )
 
 
 @dataclass(frozen=True)
@@ -103,114 +68,6 @@ class Crossover:
     observed compute begins or ends, and says nothing about which n is better."""
 
 
-def compute_grid(curves: Sequence[AllocationCurve], points: int = GRID_POINTS) -> Array:
-    """Compute values, evenly spaced in log C, shape (points,); empty without curves.
-
-    They run from the smallest observed compute to the end. A budget that is no multiple of a cell's batch is
-    rounded, so cells that ran to the end stop within one batch of each other; the end is where the first
-    of these stops, so that the last stretch does not fall to the cell with the smallest batch for want of
-    rivals. (In units other than rollouts cells end far apart, and the last stretch is marked as uncontested.)
-    """
-    if not curves:
-        return np.empty(0)
-    furthest = max(curves, key=lambda curve: curve.fit.compute_max)
-    ends = [
-        curve.fit.compute_max
-        for curve in curves
-        if curve.fit.compute_max + max(curve.allocation.batch_rollouts, furthest.allocation.batch_rollouts)
-        > furthest.fit.compute_max
-    ]
-    first, last = min(curve.fit.compute_min for curve in curves), min(ends)
-    # Clipped, because rounding must not push the ends out of the observed range.
-    return np.clip(np.geomspace(first, last, points), first, last)
-
-
-def landscape(curves: Sequence[AllocationCurve], compute: Array) -> Landscape:
-    """The curves' rewards at each compute."""
-    shape = (len(curves), len(compute))
-    sampled = [curve.predict_replicates(compute) for curve in curves if curve.replicates is not None]
-    return Landscape(
-        curves=tuple(curves),
-        compute=compute,
-        reward=np.array([curve.fit.predict(compute) for curve in curves]).reshape(shape),
-        observed=np.array([curve.fit.observes(compute) for curve in curves], dtype=bool).reshape(shape),
-        replicates=np.stack(sampled) if sampled and len(sampled) == len(curves) else None,
-    )
-
-
-@dataclass(frozen=True)
-class BestN:
-    """The best reward of each n at each compute, and which n leads. Unobserved rewards are -inf."""
-
-    values: tuple[int, ...]
-    """The values of n, ascending."""
-    reward: Array
-    """(n, G)"""
-    replicates: Array | None
-    """(n, G, R)"""
-
-    @property
-    def observed(self) -> NDArray[np.bool_]:
-        """(n, G)"""
-        return np.isfinite(self.reward)
-
-    @property
-    def contested(self) -> NDArray[np.bool_]:
-        """(G,) whether at least two values of n were observed."""
-        return self.observed.sum(axis=0) > 1
-
-    @property
-    def log2_n_star(self) -> Array:
-        """(G,) of the point estimate; equal rewards go to the smaller n."""
-        return np.log2(np.array(self.values))[self.reward.argmax(axis=0)]
-
-    @property
-    def log2_n_star_replicates(self) -> Array | None:
-        """(G, R)"""
-        if self.replicates is None:
-            return None
-        return np.log2(np.array(self.values))[self.replicates.argmax(axis=0)]
-
-
-def best_by_n(land: Landscape) -> BestN:
-    """For each n the best over B_p of the rewards observed at each compute."""
-    n = np.array([allocation.rollouts_per_problem for allocation in land.allocations])
-    values = np.unique(n)
-    seen = np.where(land.observed, land.reward, -np.inf)
-    reward = np.stack([seen[n == value].max(axis=0) for value in values])
-    replicates = None
-    if land.replicates is not None:
-        replicates = np.stack(
-            [
-                _best_of_replicates(land.reward[n == v], land.replicates[n == v], land.observed[n == v])
-                for v in values
-            ]
-        )
-    return BestN(tuple(int(value) for value in values), reward, replicates)
-
-
-def _best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.bool_]) -> Array:
-    """(G, R) best over the allocations of one n, from (A, G), (A, G, R) and (A, G).
-
-    The estimates differ between values of B_p also by noise. Noise drawn on top of that would make the best of nearly equal
-    curves vary as one curve does, where the best of several varies less. So the share of the spread over B_p that noise
-    explains is taken out before (shrinkage towards their mean, as James and Stein do).
-    """
-    noise = replicates - reward[:, :, None]
-    several = observed.sum(axis=0) > 1
-    centre = reward
-    if several.any():
-        seen = np.where(observed, reward, np.nan)[:, several]
-        drawn = np.where(observed[:, :, None], noise, np.nan)[:, several]
-        spread = float(np.nanvar(seen, axis=0, ddof=1).sum())
-        by_noise = float(np.nanvar(drawn, axis=0, ddof=1).mean(axis=-1).sum())
-        kept = max(0.0, 1.0 - by_noise / spread) if spread > 0.0 else 1.0
-        mean = np.nanmean(seen, axis=0)
-        centre = reward.copy()
-        centre[:, several] = mean + kept * (reward[:, several] - mean)
-    return np.where(observed[:, :, None], centre[:, :, None] + noise, -np.inf).max(axis=0)
-
-
 def frontier_points(land: Landscape, confidence: float) -> list[FrontierPoint]:
     """The best observed allocation at each compute; a compute at which none was observed gives no point.
 
@@ -229,9 +86,9 @@ def frontier_points(land: Landscape, confidence: float) -> list[FrontierPoint]:
             FrontierPoint(
                 compute=float(land.compute[g]),
                 reward=float(land.reward[winner[g], g]),
-                reward_interval=_pair(spreads.reward[:, g]) if spreads else None,
+                reward_interval=pair(spreads.reward[:, g]) if spreads else None,
                 rollouts_per_problem=allocation.rollouts_per_problem,
-                rollouts_per_problem_interval=_pair(2.0 ** spreads.log2_n[:, g]) if spreads else None,
+                rollouts_per_problem_interval=pair(2.0 ** spreads.log2_n[:, g]) if spreads else None,
                 problems_per_batch=allocation.problems_per_batch,
                 compared_n=tuple(best.values[i] for i in seen),
                 not_worse_n=tuple(best.values[i] for i in seen if spreads.not_worse[i, g])
@@ -270,10 +127,6 @@ def _spreads(land: Landscape, best: BestN, winner: NDArray[np.intp], confidence:
     )
 
 
-def _pair(values: NDArray[np.floating]) -> Interval:
-    return float(values[0]), float(values[1])
-
-
 def crossovers(land: Landscape, points: Sequence[FrontierPoint], confidence: float) -> list[Crossover]:
     """Where n* changes along the frontier's points, in order of compute.
 
@@ -306,21 +159,6 @@ def crossovers(land: Landscape, points: Sequence[FrontierPoint], confidence: flo
             )
         )
     return found
-
-
-def interval(replicates: Array, confidence: float) -> Interval:
-    """The percentile interval of (R,) replicates."""
-    tail = (1.0 - confidence) / 2.0
-    return _pair(np.quantile(replicates, (tail, 1.0 - tail)))
-
-
-def table_budgets(grid: Array) -> Array:
-    """Budgets for a short table: the powers of two inside the grid's range and its end; empty for an empty
-    grid."""
-    if len(grid) == 0:
-        return np.empty(0)
-    powers = 2.0 ** np.arange(np.ceil(np.log2(grid[0])), np.floor(np.log2(grid[-1])) + 1)
-    return np.unique(np.append(powers, grid[-1]))
 
 
 def frontier_table(points: Sequence[FrontierPoint]) -> pd.DataFrame:

@@ -11,18 +11,12 @@ from typing import Literal
 import numpy as np
 
 from analysis.fitting.curves import AllocationCurve, in_threads
-from analysis.fitting.frontier import (
-    BestN,
-    Crossover,
-    FrontierPoint,
-    Landscape,
-    best_by_n,
-    crossovers,
-    frontier_points,
-)
-from analysis.fitting.law import Axis, LawVerdict, NStar, judge_law
+from analysis.fitting.frontier import Crossover, FrontierPoint, crossovers, frontier_points
+from analysis.fitting.landscape import BestN, Landscape, best_by_n
+from analysis.fitting.law import Axis
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Allocation, Observations
+from analysis.fitting.verdict import LawVerdict, NStar, judge_law
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting.curves import AllocationCurve, fit_allocations
-from analysis.fitting.frontier import Landscape, compute_grid, frontier_points, landscape
-from analysis.fitting.law import LawVerdict, NStar, judge_law
+from analysis.fitting.frontier import frontier_points
+from analysis.fitting.landscape import Landscape, compute_grid, landscape
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import MIN_POINTS, BasePoint, Observations
 from analysis.fitting.questions import Question, answer, n_star
 from analysis.fitting.records import record_breaking
 from analysis.fitting.resampling import plan_resampling
+from analysis.fitting.verdict import LawVerdict, NStar, judge_law
 from analysis.options import FitOptions
 
 

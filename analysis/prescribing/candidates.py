@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from analysis.findings import Analysis
 from analysis.fitting.curves import AllocationCurve
-from analysis.fitting.frontier import Interval
+from analysis.fitting.intervals import Interval
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import MIN_POINTS, Allocation
 from analysis.prescribing.budgets import budget_words, compute_for, rollouts_within

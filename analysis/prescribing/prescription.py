@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.findings import Analysis
 from analysis.fitting.curves import AllocationCurve
-from analysis.fitting.frontier import Interval, interval
+from analysis.fitting.intervals import Interval, interval
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Allocation
 from analysis.options import ComputeUnit

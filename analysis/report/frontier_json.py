@@ -14,10 +14,11 @@ import pandas as pd
 
 from analysis.findings import Analysis
 from analysis.fitting.curves import AllocationCurve
-from analysis.fitting.frontier import Crossover, FrontierPoint, Interval, interval
-from analysis.fitting.law import LawVerdict
+from analysis.fitting.frontier import Crossover, FrontierPoint
+from analysis.fitting.intervals import Interval, interval
 from analysis.fitting.questions import Frontier
 from analysis.fitting.records import IsotonicCurve
+from analysis.fitting.verdict import LawVerdict
 from analysis.report.cells import cell_records, fit_record
 from analysis.report.diagnosis import Diagnosis
 

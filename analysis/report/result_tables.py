@@ -3,8 +3,9 @@
 import pandas as pd
 
 from analysis.findings import Analysis
-from analysis.fitting.frontier import FrontierPoint, Interval
-from analysis.fitting.law import LawVerdict
+from analysis.fitting.frontier import FrontierPoint
+from analysis.fitting.intervals import Interval
+from analysis.fitting.verdict import LawVerdict
 from analysis.report.blocks import Table
 from analysis.report.words import FORM_WORDS, UNIT_WORDS, in_brackets
 from analysis.tables import metric_label

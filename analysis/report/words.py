@@ -7,9 +7,10 @@ import pandas as pd
 
 from analysis.diagnostics.overfitting import LEVEL
 from analysis.findings import Analysis, short_count
-from analysis.fitting.frontier import Crossover, Interval
-from analysis.fitting.law import Form, LawVerdict
+from analysis.fitting.frontier import Crossover
+from analysis.fitting.intervals import Interval
 from analysis.fitting.observations import MIN_POINTS
+from analysis.fitting.verdict import Form, LawVerdict
 from analysis.report.diagnosis import Diagnosis
 from analysis.tables import metric_label
 

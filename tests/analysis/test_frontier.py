@@ -5,16 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from analysis.fitting.curves import AllocationCurve
-from analysis.fitting.frontier import (
-    FrontierPoint,
-    best_by_n,
-    compute_grid,
-    crossovers,
-    frontier_points,
-    frontier_table,
-    landscape,
-    table_budgets,
-)
+from analysis.fitting.frontier import FrontierPoint, crossovers, frontier_points, frontier_table
+from analysis.fitting.landscape import best_by_n, compute_grid, landscape, table_budgets
 from analysis.fitting.observations import Allocation
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 

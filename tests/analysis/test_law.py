@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
-from analysis.fitting.law import NStar, fit_law, judge_law
+from analysis.fitting.law import fit_law
 from analysis.fitting.observations import Allocation
+from analysis.fitting.verdict import NStar, judge_law
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper"
 needs_paper = pytest.mark.skipif(not PAPER.is_dir(), reason="the published frontier points are not here")

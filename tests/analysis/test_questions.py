@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from analysis.fitting.curves import AllocationCurve
-from analysis.fitting.frontier import Landscape, compute_grid, frontier_points, landscape
+from analysis.fitting.frontier import frontier_points
+from analysis.fitting.landscape import Landscape, compute_grid, landscape
 from analysis.fitting.observations import Allocation, Observations
 from analysis.fitting.questions import Frontier, Question, answer, n_star, questions
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid

@@ -9,7 +9,8 @@ import pytest
 from analysis.diagnostics.overfitting import overfitting_onset
 from analysis.findings import Analysis, analyse
 from analysis.fitting.frontier import Crossover, FrontierPoint
-from analysis.fitting.law import Form, LawFit, LawVerdict
+from analysis.fitting.law import LawFit
+from analysis.fitting.verdict import Form, LawVerdict
 from analysis.options import FitOptions
 from analysis.report.diagnosis import Diagnosis, diagnose, score_noise
 from analysis.report.words import (
