@@ -4,6 +4,7 @@ Works on a half-finished grid: what is missing is named, and nothing is guessed.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from analysis.fitting.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
 from analysis.fitting.frontier import FrontierPoint, frontier_points
 from analysis.fitting.landscape import Landscape, compute_grid, landscape, table_budgets
-from analysis.fitting.observations import Observations, base_point, observe
+from analysis.fitting.observations import BasePoint, Observations, base_point, observe
 from analysis.fitting.questions import Frontier, answer, questions
 from analysis.fitting.resampling import Resampling, plan_resampling
 from analysis.fitting.views import HeldOut, Views, held_out_check, other_views
@@ -111,7 +112,9 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
     )
 
 
-def _cell_fits(groups, curves, base) -> dict[str, CurveFit]:  # type: ignore[no-untyped-def]
+def _cell_fits(
+    groups: Sequence[Observations], curves: Sequence[AllocationCurve], base: BasePoint | None
+) -> dict[str, CurveFit]:
     """Fits of single cells; the only cell of an allocation has its allocation's curve."""
     several = [group for group in groups if len(group.cells) > 1]
     alone = {curve.cells[0]: curve.fit for curve in curves if len(curve.cells) == 1}

@@ -21,6 +21,7 @@ from analysis.figures.style import (
     legend_right,
     looks,
     n_handles,
+    plain,
     say,
 )
 from analysis.findings import Analysis
@@ -209,7 +210,7 @@ def _stretches(points: Sequence[FrontierPoint]) -> list[list[FrontierPoint]]:
 def _reward_axes(axes: Axes, analysis: Analysis, compute: Sequence[float] | None = None) -> None:
     everything = np.concatenate([group.compute for group in analysis.groups]) if compute is None else compute
     count_axis(axes, everything, compute_label(analysis.options.compute))
-    axes.set_ylabel(f"validation reward ({metric_label(analysis.metric)})")
+    axes.set_ylabel(f"validation reward ({plain(metric_label(analysis.metric))})")
 
 
 def _label_reigns(axes: Axes, reigns: Sequence[Sequence[FrontierPoint]], reward: Array) -> None:

@@ -19,6 +19,7 @@ from analysis.figures.style import (
     doubling_axis,
     legend_below,
     legend_right,
+    plain,
 )
 from analysis.findings import Analysis, short_count
 from analysis.tables import compute_label, metric_label
@@ -56,7 +57,9 @@ def metrics_figure(analysis: Analysis) -> Figure | None:
             axes.bar(
                 at, rows["best_n"], 0.92 * width, color=color, hatch=hatch, edgecolor="white", linewidth=0
             )
-            handles.append(Patch(facecolor=color, hatch=hatch, edgecolor="white", label=metric_label(metric)))
+            handles.append(
+                Patch(facecolor=color, hatch=hatch, edgecolor="white", label=plain(metric_label(metric)))
+            )
             for x, row in zip(at, rows.to_dict("records"), strict=True):
                 _mark_bar(axes, x, row)
         if table["n_low"].notna().any():
@@ -130,7 +133,7 @@ def sensitivity_figure(analysis: Analysis) -> Figure | None:
         for y, row in zip(place, table.to_dict("records"), strict=True):
             _write_points(axes, float(y), row)
         axes.set_xlabel(
-            f"range of {metric_label(analysis.metric)} at C = {short_count(compute)}, points (1 point = 0.01)"
+            f"range of {plain(metric_label(analysis.metric))} at C = {short_count(compute)}, points (1 point = 0.01)"
         )
         legend_below(figure, handles, columns=3)
     return figure

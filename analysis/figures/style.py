@@ -88,6 +88,11 @@ def canvas(
         yield figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
 
+def plain(text: str) -> str:
+    """Text from a source, such as a cell's name, for a label: a dollar sign in it begins no formula."""
+    return text.replace("$", r"\$")
+
+
 def looks(analysis: Analysis) -> dict[int, Look]:
     """The look of each n of the study, by n."""
     ordered = sorted({int(n) for n in analysis.tables.history["rollouts_per_problem"]})

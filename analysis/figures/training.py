@@ -32,6 +32,7 @@ from analysis.figures.style import (
     looks,
     n_handles,
     over_seeds,
+    plain,
 )
 from analysis.findings import Analysis, short_count
 from analysis.fitting.logistic import Array
@@ -175,7 +176,7 @@ def overfitting_figure(analysis: Analysis, onsets: pd.DataFrame | None = None) -
                     max(onset["onset_compute"], axes.get_xlim()[0]), color=LAW, linewidth=1.4, linestyle="--"
                 )
                 words = f"{onset['verdict']}, -{100 * onset['drop']:.1f} points"
-            axes.set_title(f"{cell}\n{words}", fontsize=9)
+            axes.set_title(f"{plain(cell)}\n{words}", fontsize=9)
         for index, axes in enumerate(panels):
             count_axis(axes, shown["compute_rollouts"], "", labels=4)
             if index >= len(cells):
@@ -187,7 +188,7 @@ def overfitting_figure(analysis: Analysis, onsets: pd.DataFrame | None = None) -
                 axes.set_ylabel("score")
         training = " or ".join(sorted({_training_words(name) for name in shown["training_column"]}))
         handles = [
-            Line2D([], [], color=INK, label=f"validation ({metric_label(metric)})"),
+            Line2D([], [], color=INK, label=f"validation ({plain(metric_label(metric))})"),
             Line2D([], [], color=MUTED, linestyle=":", label=training),
         ]
         if len(falling):
@@ -214,7 +215,7 @@ def _line_style(look: Look, rows: int) -> dict[str, Any]:
 def _training_words(column: str) -> str:
     prefix = "train_probe_"
     return (
-        f"training probe ({metric_label(column.removeprefix(prefix))})"
+        f"training probe ({plain(metric_label(column.removeprefix(prefix)))})"
         if column.startswith(prefix)
         else "training reward"
     )

@@ -11,9 +11,10 @@ first fit without weights. Cells of one allocation, which differ in the seed, sh
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +24,9 @@ from analysis.fitting.observations import MIN_POINTS, Allocation, BasePoint, Obs
 from analysis.fitting.records import IsotonicCurve, isotonic_curve, record_breaking
 from analysis.fitting.resampling import Resampling
 from analysis.options import FitOptions
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 STEEPNESS = (0.1, 10.0)
 """Bounds on s."""
@@ -139,7 +143,7 @@ def fit_allocations(
     return list(in_threads(lambda group: _fit_allocation(group, base, options, resampling), groups))
 
 
-def in_threads(function, items: Iterable) -> list:  # type: ignore[no-untyped-def]
+def in_threads(function: Callable[[T], U], items: Iterable[T]) -> list[U]:
     """Map on all cores, results in order: the array operations of a fit release the interpreter."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, items))

@@ -61,6 +61,7 @@ def compute_grid(curves: Sequence[AllocationCurve], points: int = GRID_POINTS) -
         for curve in curves
         if curve.fit.compute_max + max(curve.allocation.batch_rollouts, furthest.allocation.batch_rollouts)
         > furthest.fit.compute_max
+        or curve is furthest
     ]
     first, last = min(curve.fit.compute_min for curve in curves), min(ends)
     # Clipped, because rounding must not push the ends out of the observed range.
@@ -136,7 +137,8 @@ def _best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.b
 
     The estimates differ between values of B_p also by noise. Noise drawn on top of that would make the best of nearly equal
     curves vary as one curve does, where the best of several varies less. So the share of the spread over B_p that noise
-    explains is taken out before (shrinkage towards their mean, as James and Stein do).
+    explains is taken out before (shrinkage towards their mean, as James and Stein do). The result is centred on the
+    best estimate.
     """
     noise = replicates - reward[:, :, None]
     several = observed.sum(axis=0) > 1
@@ -150,7 +152,11 @@ def _best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.b
         mean = np.nanmean(seen, axis=0)
         centre = reward.copy()
         centre[:, several] = mean + kept * (reward[:, several] - mean)
-    return np.where(observed[:, :, None], centre[:, :, None] + noise, -np.inf).max(axis=0)
+    best = np.where(observed[:, :, None], centre[:, :, None] + noise, -np.inf).max(axis=0)
+    if several.any():
+        estimate = np.where(observed, reward, -np.inf).max(axis=0)
+        best[several] += (estimate[several] - best[several].mean(axis=-1))[:, None]
+    return best
 
 
 def table_budgets(grid: Array) -> Array:

@@ -147,7 +147,8 @@ def constant_n(best: BestN, confidence: float) -> tuple[int, ...] | None:
     compared = best.contested & best.observed.any(axis=0)
     seen = best.observed[:, compared]
     reward = np.where(seen, best.reward[:, compared], -1e9)  # what was not observed never leads
-    noise = np.where(seen[:, :, None], best.replicates[:, compared] - reward[:, :, None], -1e9)
+    drawn = np.where(seen[:, :, None], best.replicates[:, compared], 0.0)
+    noise = np.where(seen[:, :, None], drawn - drawn.mean(axis=-1, keepdims=True), -1e9)
     behind, by_chance = reward.max(axis=0) - reward, noise.max(axis=0) - noise
     found = []
     for row, n in enumerate(best.values):

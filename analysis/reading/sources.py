@@ -92,7 +92,7 @@ def _assemble(
         states=states,
         reasons=reasons,
         complaints={cell: words for cell, words in sorted(complaints.items()) if words},
-        spec=dict(spec) if spec is not None else None,
+        spec=dict(spec) if isinstance(spec, Mapping) else None,
     )
 
 
