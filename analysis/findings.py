@@ -93,7 +93,7 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
             unfitted[cell] = "no evaluation yet" if cell in tables.states else "no usable row"
     resampling = plan_resampling(groups, options.replicates, options.seed)
     curves = fit_allocations(groups, base, options, resampling)
-    land = landscape(curves, compute_grid(curves))
+    land = landscape(curves, compute_grid(curves, options.compute == "rollouts"))
     budgets = table_budgets(land.compute)
     return Analysis(
         tables=tables,
@@ -129,7 +129,11 @@ def _choose_metric(tables: GridTables, wanted: str | None) -> tuple[str, pd.Data
         raise UserError(f"--metric: '{metric}' is not in the table; choose one of {', '.join(known)}")
     if metric not in history.columns:
         return metric, history.assign(**{metric: pd.Series(dtype=float)})
-    values = pd.to_numeric(history[metric], errors="coerce")
+    if len(history) and not pd.api.types.is_numeric_dtype(history[metric]):
+        raise UserError(
+            f"--metric: '{metric}' holds no single number a row; choose one of {', '.join(known)}"
+        )
+    values = pd.to_numeric(history[metric])
     if values.min() < 0 or values.max() > 1:
         raise UserError(
             f"--metric: '{metric}' has values outside 0 to 1 ({values.min():g} to {values.max():g}); "

@@ -148,7 +148,10 @@ def fit(
     ] = 0.25,
     mlflow_uri: MlflowUri = None,
 ) -> None:
-    """Fit run folders, tables or an experiment, finished or not: frontiers, law, intervals, figures, report."""
+    """Fit run folders, tables or an experiment, finished or not: frontiers, law, intervals, figures, report.
+
+    Ends with 1 when nothing could be fitted; the report then says why.
+    """
     from analysis.options import FitOptions
     from analysis.report import write_report
     from orchestrator.reading import read_studies, report_dirs
@@ -166,10 +169,14 @@ def fit(
     )
     studies = read_studies(sources, mlflow_uri)
     console = make_console()
+    fitted = False
     for tables, folder in zip(studies, report_dirs(sources, studies, out), strict=True):
         if len(studies) > 1:
             console.print(f"\n== {tables.name}", markup=False)
-        print_report(write_report(tables, folder, options), console)
+        report = write_report(tables, folder, options)
+        print_report(report, console)
+        fitted = fitted or len(report.analysis.curves) > 0
+    raise typer.Exit(0 if fitted else 1)
 
 
 @app.command()
@@ -184,15 +191,20 @@ def prescribe(
         Path | None, typer.Option("--yaml", help="Also write the prescribed cell as a grid, ready to submit.")
     ] = None,
     replicates: ReplicatesOption = 1000,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Level of the intervals.")] = 0.9,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     mlflow_uri: MlflowUri = None,
     format_: FormatOption = Format.TABLE,
 ) -> None:
-    """Say how to split a budget into n, B_p and M, with intervals and the runners-up."""
+    """Say how to split a budget into n, B_p and M, with intervals and the runners-up.
+
+    Up to 4 times the largest observed compute, with a warning beyond it; from the first evaluations on.
+    """
     from analysis.options import FitOptions
     from orchestrator.prescribing import prescribe_settings
     from orchestrator.reading import read_studies
 
-    options = FitOptions(metric=metric, replicates=replicates)
+    options = FitOptions(metric=metric, replicates=replicates, confidence=confidence, seed=seed)
     prescribe_settings(read_studies(sources, mlflow_uri), budget, options, max_batch, format_, yaml)
 
 

@@ -28,6 +28,15 @@ from orchestrator.tables import Format, make_console, print_rows
 _MARK = "# Prescribed by isocompute"
 """First words of a file that ``prescribe`` wrote, and may therefore write again."""
 
+_REQUIRED = ", ".join(
+    name for name, field in GridSpec.model_fields.items() if field.is_required() and name != "grid"
+)
+_SECTION_ONLY = (
+    f"the grid section only, because the tables hold no grid; add {_REQUIRED} before it can be submitted"
+)
+
+_MOST_NAMED = 3
+
 
 def prescribe_settings(
     settings: Sequence[GridTables],
@@ -57,7 +66,8 @@ def prescribe_settings(
             raise UserError(
                 f"--yaml: {yaml_path} cannot be written ({error.strerror}); choose another place"
             ) from error
-        print(f"wrote {yaml_path}", file=sys.stdout if format_ is Format.TABLE else sys.stderr)
+        only = f": {_SECTION_ONLY}" if settings[0].spec is None else ""
+        print(f"wrote {yaml_path}{only}", file=sys.stdout if format_ is Format.TABLE else sys.stderr)
 
 
 def print_prescriptions(prescriptions: Sequence[Prescription], format_: Format) -> None:
@@ -72,7 +82,8 @@ def print_prescriptions(prescriptions: Sequence[Prescription], format_: Format) 
             _print_for_people(prescription, console)
         return
     for prescription in prescriptions:
-        for remark in prescription.remarks:
+        warning = [f"warning: {prescription.warning}"] if prescription.warning else []
+        for remark in [*warning, *prescription.remarks]:
             print(f"{prescription.setting}: {remark}", file=sys.stderr)
 
 
@@ -101,8 +112,7 @@ def prescription_yaml(prescription: Prescription, spec: dict[str, Any] | None) -
     comment = [f"{_MARK} from {prescription.setting}.", *_summary(prescription), *prescription.remarks]
     if spec is None:
         comment.append(
-            f"Only the grid section: the tables do not tell model, problems, recipe and the rest, which are yours to add. "
-            f"Learning rate at this batch: {_text(best.learning_rate, '{:.4g}')}"
+            f"This is {_SECTION_ONLY}. Learning rate at this batch: {_text(best.learning_rate, '{:.4g}')}"
         )
         document: dict[str, Any] = {"grid": axes}
     else:
@@ -146,8 +156,12 @@ def _first_mark(evaluation: EvaluationSpec, batch: int, compute: int) -> int:
 
 def _refuse_to_write(path: Path, settings: Sequence[GridTables]) -> None:
     if len(settings) > 1:
-        names = ", ".join(tables.name for tables in settings)
-        raise UserError(f"--yaml: the sources hold {len(settings)} settings ({names}); give those of one")
+        names = "; ".join(tables.name for tables in settings[:_MOST_NAMED])
+        more = f"; and {len(settings) - _MOST_NAMED} more" if len(settings) > _MOST_NAMED else ""
+        raise UserError(
+            f"--yaml: writes the grid of one setting, and the sources hold {len(settings)} ({names}{more}); "
+            f"give the sources of one setting, or a table with its rows only"
+        )
     if not path.parent.is_dir():
         raise UserError(f"--yaml: {path.parent} is no folder; make it, or choose another place")
     if path.is_dir():
@@ -164,8 +178,9 @@ def _summary(prescription: Prescription) -> list[str]:
     metric = metric_label(prescription.metric)
     n = f"n = {best.allocation.rollouts_per_problem}"
     if prescription.n_interval:
-        n += f" ({level} {_range(prescription.n_interval, '{:.0f}')}; best in {prescription.n_share:.0%} of replicates)"
-    lines = [
+        n += f" ({level} {_range(prescription.n_interval, '{:.0f}')}; this n is best in {prescription.n_share:.0%} of replicates)"
+    lines = [f"warning: {prescription.warning}"] if prescription.warning else []
+    lines += [
         f"Budget: {budget_words(prescription.budget, prescription.unit)}.",
         f"{n}, B_p = {best.allocation.problems_per_batch}, M = {best.update_steps:,}, learning rate "
         f"{_text(best.learning_rate, '{:.4g}')}: C = {best.compute_rollouts:,} rollouts.",
@@ -201,7 +216,7 @@ def _print_for_people(prescription: Prescription, console: rich.console.Console)
             "difference": ""
             if c is prescription.best
             else _with_interval(c.difference, c.difference_interval, "{:+.3f}"),
-            "best in": _text(c.best_share, "{:.0%}", missing="-"),
+            "allocation best in": _text(c.best_share, "{:.0%}", missing="-"),
             "told apart": c.told_from_best,
             "observed": c.observed,
         }

@@ -13,6 +13,9 @@ from analysis.fitting.observations import Allocation
 GRID_POINTS = 120
 """Compute values at which the envelope is taken, evenly spaced in log C."""
 
+END_SHARE = 0.8
+"""Share of the furthest compute from which on an allocation counts as having run to the end, in tokens and seconds."""
+
 
 @dataclass(frozen=True)
 class Landscape:
@@ -45,24 +48,27 @@ class Landscape:
         )
 
 
-def compute_grid(curves: Sequence[AllocationCurve], points: int = GRID_POINTS) -> Array:
+def compute_grid(
+    curves: Sequence[AllocationCurve], in_rollouts: bool = True, points: int = GRID_POINTS
+) -> Array:
     """Compute values, evenly spaced in log C, shape (points,); empty without curves.
 
-    They run from the smallest observed compute to the end. A budget that is no multiple of a cell's batch is
-    rounded, so cells that ran to the end stop within one batch of each other; the end is where the first
-    of these stops, so that the last stretch does not fall to the cell with the smallest batch for want of
-    rivals. (In units other than rollouts cells end far apart, and the last stretch is marked as uncontested.)
+    They run from the smallest observed compute to the end: where the first of those allocations stops that ran to the end, so
+    that the last stretch does not fall to one of them for want of rivals. A budget that is no multiple of a cell's batch is
+    rounded, so in rollouts these stop within one batch of each other; in other units, where equal rollouts cost unequal
+    amounts, all within END_SHARE of the furthest are meant.
     """
     if not curves:
         return np.empty(0)
     furthest = max(curves, key=lambda curve: curve.fit.compute_max)
-    ends = [
-        curve.fit.compute_max
-        for curve in curves
-        if curve.fit.compute_max + max(curve.allocation.batch_rollouts, furthest.allocation.batch_rollouts)
-        > furthest.fit.compute_max
-        or curve is furthest
-    ]
+
+    def ran_to_the_end(curve: AllocationCurve) -> bool:
+        if not in_rollouts:
+            return curve.fit.compute_max >= END_SHARE * furthest.fit.compute_max
+        batch = max(curve.allocation.batch_rollouts, furthest.allocation.batch_rollouts)
+        return curve is furthest or curve.fit.compute_max + batch > furthest.fit.compute_max
+
+    ends = [curve.fit.compute_max for curve in curves if ran_to_the_end(curve)]
     first, last = min(curve.fit.compute_min for curve in curves), min(ends)
     # Clipped, because rounding must not push the ends out of the observed range.
     return np.clip(np.geomspace(first, last, points), first, last)
@@ -125,14 +131,14 @@ def best_by_n(land: Landscape) -> BestN:
     if land.replicates is not None:
         replicates = np.stack(
             [
-                _best_of_replicates(land.reward[n == v], land.replicates[n == v], land.observed[n == v])
+                best_of_replicates(land.reward[n == v], land.replicates[n == v], land.observed[n == v])
                 for v in values
             ]
         )
     return BestN(tuple(int(value) for value in values), reward, replicates)
 
 
-def _best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.bool_]) -> Array:
+def best_of_replicates(reward: Array, replicates: Array, observed: NDArray[np.bool_]) -> Array:
     """(G, R) best over the allocations of one n, from (A, G), (A, G, R) and (A, G).
 
     The estimates differ between values of B_p also by noise. Noise drawn on top of that would make the best of nearly equal

@@ -134,7 +134,9 @@ def judge_law(stars: NStar, confidence: float) -> LawVerdict:
         )
     if stars.unrejected_n:
         constant = ", ".join(str(n) for n in stars.unrejected_n)
-        reasons.append(f"n* may be flat: n = {constant} may be the best at every observed compute")
+        reasons.append(
+            f"n* may be flat: over all computes together, n = {constant} may be the best throughout"
+        )
     if not reasons and len(stars.x) < MIN_LAW_POINTS:
         reasons.append(f"two values of n were compared at {len(stars.x)} computes only")
     if reasons:

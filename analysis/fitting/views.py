@@ -157,7 +157,7 @@ def held_out_check(
     if len(early) < 2:
         return None
     curves = fit_allocations(early, base, options, plan_resampling(early, 0, options.seed))
-    known = landscape(curves, compute_grid(curves))
+    known = landscape(curves, compute_grid(curves, options.compute == "rollouts"))
     law = answer([Question("nothing")], known, early, options.confidence)[0].law
     budgets = np.unique(np.clip(np.geomspace(limit, land.compute[-1], 9)[1:], None, land.compute[-1]))
     actual = landscape(land.curves, budgets)

@@ -79,6 +79,11 @@ def compute_for(group: Observations, rollouts: float) -> float:
     return float(np.mean([_along(rollouts, cell.rollouts, cell.compute) for cell in _cells(group)]))
 
 
+def surely_pays_for(group: Observations, rollouts: float) -> float:
+    """An amount of compute with which every cell of an allocation, and so their mean, makes at least so many rollouts."""
+    return max(_along(rollouts, cell.rollouts, cell.compute) for cell in _cells(group))
+
+
 def _cells(group: Observations) -> list[Observations]:
     return [group.of_cell(index) for index in range(len(group.cells))]
 

@@ -137,7 +137,7 @@ def _consistent_compute(rows: pd.DataFrame, complaints: Complaints) -> pd.DataFr
 
 
 def _one_row_per_step(rows: pd.DataFrame, complaints: Complaints) -> pd.DataFrame:
-    """With equal rows kept once, and without cells whose rows of one step differ."""
+    """With equal rows kept once, and without the rows of a step that differ."""
     repeated = rows.duplicated(["cell", "step"], keep=False)
     if not repeated.any():
         return rows
@@ -147,13 +147,17 @@ def _one_row_per_step(rows: pd.DataFrame, complaints: Complaints) -> pd.DataFram
         suspects[name] = suspects[name].map(lambda counts: None if counts is None else counts.tobytes())
     groups = suspects.groupby(["cell", "step"], sort=False)
     differs = (groups.nunique(dropna=False) > 1).any(axis=1)
-    conflicts = {cell for cell, _step in differs[differs].index}
+    conflicts = pd.MultiIndex.from_frame(rows[["cell", "step"]]).isin(differs[differs].index)
 
     def conflict(lost: pd.DataFrame) -> str:
-        steps = [step for cell, step in differs[differs].index if cell == lost["cell"].iloc[0]]
-        return f"step {min(steps):.0f} occurs more than once with different values; the cell is left out"
+        steps = [f"{step:.0f}" for step in sorted(lost["step"].unique())]
+        named = ", ".join(steps[:3]) + (" and more" if len(steps) > 3 else "")
+        return (
+            f"{rows_in_words(len(lost))} that differ from another of the same step (step {named}); left out, "
+            "keep the right one of each step"
+        )
 
-    rows = _without(rows, rows["cell"].isin(conflicts), complaints, conflict)
+    rows = _without(rows, conflicts, complaints, conflict)
     return _without(
         rows,
         rows.duplicated(["cell", "step"]),
@@ -190,13 +194,8 @@ def _clear_impossible_scores(rows: pd.DataFrame, complaints: Complaints) -> None
     for name in score_columns(list(rows.columns)):
         low, high = rows[name] < 0, rows[name] > 1
         _clear(rows, name, low, f"{name} is below 0 in {{rows}}; not used", complaints)
-        _clear(
-            rows,
-            name,
-            high,
-            f"{name} is above 1 in {{rows}} (percent?); not used",
-            complaints,
-        )
+        template = f"{name} is above 1 in {{rows}} (percent? divide by 100); not used"
+        _clear(rows, name, high, template, complaints)
 
 
 def _clear_backward_compute(rows: pd.DataFrame, complaints: Complaints) -> None:

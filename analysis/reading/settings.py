@@ -11,12 +11,18 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.reading.checks import BASE
 from analysis.tables import REQUIRED_COLUMNS, GridTables, in_order
 
 GRID = "grid"
 """The name under which the grid as a whole is complained about."""
 MISSING = "missing: the grid has this cell, the run has not"
 """The complaint about a cell that its grid has and its source has not."""
+
+NO_ROW = "no evaluated step yet"
+"""The complaint about a cell that has no row besides the base model's."""
+NO_BASE = "base.json is missing; curves are fitted without the score at C = 0"
+"""The complaint about a run that has evaluations, but not the base model's."""
 
 
 def setting_of(grid: Mapping[str, Any] | None) -> str | None:
@@ -76,14 +82,17 @@ def merge(tables: Sequence[GridTables]) -> GridTables:
         others = [i for i in range(len(tables)) if i != index and cell in known[i]]
         if others:
             complaints.setdefault(cell, []).append(_twice(tables, compute, cell, index, others))
+    base = next((part.base for part in tables if part.base is not None), None)
+    if base is not None and BASE in complaints:
+        complaints[BASE] = [sentence for sentence in complaints[BASE] if sentence != NO_BASE]
     histories = [part.history[part.history["cell"].map(owner) == index] for index, part in enumerate(tables)]
     return GridTables(
         name=_joined_name([part.name for part in tables]),
         history=_stack(histories),
-        base=next((part.base for part in tables if part.base is not None), None),
+        base=base,
         states={cell: tables[i].states[cell] for cell, i in owner.items() if cell in tables[i].states},
         reasons={cell: tables[i].reasons[cell] for cell, i in owner.items() if cell in tables[i].reasons},
-        complaints=dict(sorted(complaints.items())),
+        complaints={cell: words for cell, words in sorted(complaints.items()) if words},
         spec=next((part.spec for part in tables if part.spec is not None), None),
     )
 

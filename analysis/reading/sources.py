@@ -4,7 +4,7 @@ Reading takes no lock and never raises for what concerns one cell: that becomes 
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,8 @@ from analysis.reading.raw_rows import (
     table_of_frame,
     table_of_rows,
 )
-from analysis.reading.settings import GRID, MISSING, merge, merge_settings, setting_of
+from analysis.reading.settings import GRID, MISSING, NO_BASE, NO_ROW, merge, merge_settings, setting_of
+from analysis.reading.shared import say_once
 from analysis.tables import GridTables
 from grids.errors import UserError
 from grids.expansion import expand
@@ -81,7 +82,10 @@ def _assemble(
     present = set(history["cell"].unique())
     for cell in known - present:
         if not complaints[cell]:
-            complaints[cell].append("no evaluated step yet")
+            complaints[cell].append(NO_ROW)
+    # not cells whose only row was the base model's
+    judged = {cell for cell in raw["cell"].unique() if cell in present or complaints.get(cell) != [NO_ROW]}
+    say_once(complaints, judged, name, holder=GRID)
     if spec is not None:
         for cell in set(_expected_cells(spec, complaints)) - known:
             complaints[cell].append(MISSING)
@@ -112,13 +116,26 @@ def read_sources(paths: Sequence[Path | str]) -> list[GridTables]:
     Raises UserError for what is neither.
     """
     parts: list[tuple[str | None, GridTables]] = []
-    for path in map(Path, paths):
+    given = Counter(Path(path).resolve() for path in paths)
+    distinct = {Path(path).resolve(): Path(path) for path in reversed(paths)}  # each as first mentioned
+    for place in given:
+        path = distinct[place]
         if path.is_dir():
             setting, tables = _read_run(path)
-            parts.append((setting, replace(tables, name=_telling_name(path, paths))))
+            found = [(setting, replace(tables, name=_telling_name(path, [*distinct])))]
         else:
-            parts += _read_table(path)
+            found = _read_table(path)
+        if given[place] > 1:
+            times = "twice" if given[place] == 2 else f"{given[place]} times"
+            found = [(key, _complained(part, f"{path} is given {times}; used once")) for key, part in found]
+        parts += found
     return merge_settings(parts)
+
+
+def _complained(tables: GridTables, sentence: str) -> GridTables:
+    """With a sentence more about the grid as a whole."""
+    words = [*tables.complaints.get(GRID, []), sentence]
+    return replace(tables, complaints=dict(sorted((tables.complaints | {GRID: words}).items())))
 
 
 def _telling_name(run_dir: Path, paths: Sequence[Path | str]) -> str:
@@ -137,7 +154,7 @@ def read_table(path: Path | str) -> list[GridTables]:
 
     Columns are those of ``HISTORY_COLUMNS``; ``cell``, ``seed`` (0) and ``state`` are optional, and one of ``step`` and
     ``compute_rollouts`` is enough. Per-problem counts are lists in Parquet, JSON texts in CSV. Rows at C = 0 are the base
-    model's. Raises UserError for a file of another type, and for missing columns.
+    model's. Raises UserError for a file of another type, for missing columns and for seeds that are no numbers.
     """
     return merge_settings(_read_table(Path(path)))
 
@@ -160,7 +177,7 @@ def _read_table(path: Path) -> list[tuple[str | None, GridTables]]:
 
 
 def _of_setting(setting: tidy.TidySetting, name: str, base: Mapping[str, Any] | None) -> GridTables:
-    complaints: Complaints = defaultdict(list)
+    complaints: Complaints = defaultdict(list, {GRID: [*setting.remarks]})
     raw = frame_of_table(setting.rows, setting.cells, complaints)
     states = setting.states
     return _assemble(
@@ -179,13 +196,13 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
     complaints: Complaints = defaultdict(list)
     grid = _read_grid(run_dir / "grid.yaml", complaints)
     cells = sorted(path.name for path in (run_dir / "cells").glob("*") if path.is_dir())
-    states, reasons, committed = {}, {}, {}
+    states, reasons, committed, stateless = {}, {}, {}, []
     for cell in cells:  # before the histories, so that each holds at least what its state says
         path = run_dir / "cells" / cell / "state.json"
         record = _read_object(path, cell, complaints, needs="state")
         if record is None:
             if not path.exists():
-                states[cell] = "pending"
+                stateless.append(cell)
             continue
         states[cell] = record["state"]
         if record.get("reason"):
@@ -198,7 +215,14 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
     for cell, rows in committed.items():
         if counts.get(cell, 0) < rows:
             complaints[cell].append(f"history holds {counts.get(cell, 0)} of {rows} committed rows")
+    for cell in stateless:
+        if counts.get(cell):
+            complaints[cell].append("state.json is missing; its rows are used")
+        else:
+            states[cell] = "pending"
     base = _read_object(run_dir / "base.json", BASE, complaints)
+    if counts and not (run_dir / "base.json").exists():
+        complaints[BASE].append(NO_BASE)
     spec = grid.get("resolved", {}).get("spec") if grid else None
     tables = _assemble(run_dir.resolve().name, raw, base, states, reasons, spec, set(cells), complaints)
     return setting_of(grid), tables
@@ -208,6 +232,7 @@ def _read_grid(path: Path, complaints: Complaints) -> dict[str, Any] | None:
     try:
         grid = yaml.safe_load(path.read_bytes())
     except FileNotFoundError:
+        complaints[GRID].append("grid.yaml is missing; missing cells are not known")
         return None
     except (yaml.YAMLError, UnicodeDecodeError):
         grid = None

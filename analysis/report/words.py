@@ -12,7 +12,7 @@ from analysis.fitting.intervals import Interval
 from analysis.fitting.observations import MIN_POINTS
 from analysis.fitting.verdict import Form, LawVerdict
 from analysis.report.diagnosis import Diagnosis
-from analysis.tables import metric_label
+from analysis.tables import is_metric, metric_label
 
 UNIT_WORDS = {"rollouts": "rollouts", "tokens": "tokens", "accelerator_seconds": "accelerator-seconds"}
 """Compute units for people."""
@@ -34,7 +34,7 @@ def verdict(analysis: Analysis, diagnosis: Diagnosis) -> dict[str, list[str]]:
         }
     law = analysis.frontier.law
     topics = {
-        "Best n": [*best_n_words(analysis), *end_words(analysis)],
+        "Best n": [*column_words(analysis.metric), *best_n_words(analysis), *end_words(analysis)],
         "Law": [*law_words(law, analysis.options.compute), *form_words(law.forms)],
         "Intervals": interval_words(analysis),
         "Other views": view_words(analysis),
@@ -43,6 +43,13 @@ def verdict(analysis: Analysis, diagnosis: Diagnosis) -> dict[str, list[str]]:
         "Overfitting": overfitting_words(diagnosis.overfitting),
     }
     return {topic: sentences for topic, sentences in topics.items() if sentences}
+
+
+def column_words(metric: str) -> list[str]:
+    """A warning for a column that is no validation score."""
+    if is_metric(metric):
+        return []
+    return [f"{metric} is no validation score; it is maximised here as if larger were better."]
 
 
 def best_n_words(analysis: Analysis) -> list[str]:
@@ -67,10 +74,12 @@ def best_n_words(analysis: Analysis) -> list[str]:
     else:
         leaders = sorted({point.rollouts_per_problem for point in contested})
         span = f"{short_count(contested[0].compute)} to {short_count(contested[-1].compute)} {unit}"
-        names = ", ".join(map(str, leaders))
-        sentences.append(
-            f"No two curves of different n cross between C = {span}; the leader there is n = {names}."
+        who = (
+            f"the leader there is n = {leaders[0]}"
+            if len(leaders) == 1
+            else "which n leads changes all the same"
         )
+        sentences.append(f"No two curves of different n cross between C = {span}; {who}.")
     if coverage:
         steps = [f"C = {short_count(c.compute)} ({c.before} to {c.after})" for c in coverage]
         sentences.append(
@@ -96,7 +105,7 @@ def end_words(analysis: Analysis) -> list[str]:
         return [words]
     rivals = [str(n) for n in point.not_worse_n if n != point.rollouts_per_problem]
     if not rivals:
-        return [f"{words} Every other n compared there is worse by more than its interval."]
+        return [f"{words} Taken by itself, this compute tells every other n compared there from it."]
     return [f"{words} It cannot be told from n = {', '.join(rivals)} there."]
 
 
@@ -208,7 +217,9 @@ def sensitivity_words(analysis: Analysis, diagnosis: Diagnosis) -> list[str]:
                 f"the choice of {words} moves {metric_label(analysis.metric)} by {row['points']:.1f} points"
             )
             if np.isfinite(row["low"]):
-                part += f" ({row['low']:.1f} to {row['high']:.1f}; noise alone would show {row['noise']:.1f})"
+                part += f" ({row['low']:.1f} to {row['high']:.1f})"
+                beyond = "beyond" if row["points"] > row["noise_high"] else "no more than"
+                part += f", {beyond} the {row['noise_high']:.1f} that noise shows among equal allocations"
             parts.append(part)
     if not parts:
         return []

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from analysis.fitting.observations import Allocation, Observations
-from analysis.prescribing.budgets import budget_words, compute_for, parse_budget, rollouts_within
+from analysis.prescribing.budgets import (
+    budget_words,
+    compute_for,
+    parse_budget,
+    rollouts_within,
+    surely_pays_for,
+)
 from grids.errors import UserError
 
 
@@ -95,3 +101,8 @@ def test_tokens_pay_for_the_mean_of_the_cells_rollouts(
 def test_rollouts_cost_the_mean_of_the_cells_tokens(two_cells: Observations) -> None:
     assert compute_for(two_cells, 150) == pytest.approx((2000 + 3000) / 2)
     assert compute_for(two_cells, 300) == pytest.approx((5000 + 6000) / 2)
+
+
+def test_the_dearest_cell_says_what_surely_pays(two_cells: Observations) -> None:
+    assert surely_pays_for(two_cells, 100) == pytest.approx(2000)
+    assert surely_pays_for(two_cells, 200) == pytest.approx(4000)

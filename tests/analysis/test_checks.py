@@ -88,10 +88,60 @@ def test_equal_rows_of_one_step_are_kept_once_whatever_was_measured():
 
 
 @pytest.mark.parametrize("changed", [{"avg_at_4": 0.5}, {"avg_at_4": None}, {"eval_right": [1, 1]}])
-def test_rows_of_one_step_that_differ_leave_the_cell_out(changed):
-    result = tables(row(1), row(2, eval_right=[2, 0]), row(2, **{"eval_right": [2, 0], **changed}))
-    assert result.history.empty
-    assert said(result) == "step 2 occurs more than once with different values; the cell is left out"
+def test_rows_of_one_step_that_differ_are_left_out_and_the_others_stay(changed):
+    doubtful = [row(2, eval_right=[2, 0]), row(2, **{"eval_right": [2, 0], **changed})]
+    result = tables(row(1), *doubtful, row(3), other=[row(2, seed=1)])
+    assert result.history[["cell", "step"]].to_numpy().tolist() == [[CELL, 1], [CELL, 3], ["other", 2]]
+    assert said(result) == (
+        "2 rows that differ from another of the same step (step 2); left out, keep the right one of each step"
+    )
+
+
+def test_of_many_doubtful_steps_the_first_three_are_named():
+    doubtful = [row(step, avg_at_4=score) for step in (9, 2, 4, 3) for score in (0.25, 0.5)]
+    result = tables(row(1), *doubtful, row(10))
+    assert result.history["step"].tolist() == [1, 10]
+    assert said(result).startswith(
+        "8 rows that differ from another of the same step (step 2, 3, 4 and more); left out"
+    )
+
+
+PERCENT = [row(1, avg_at_4=25.0), row(2, avg_at_4=50.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (PERCENT, "avg_at_4 is above 1 in 2 rows (percent? divide by 100); not used"),
+        (
+            [row(1, compute_rollouts=-8), row(2)],
+            "1 row without a usable compute_rollouts; left out",
+        ),
+        ([row(1, rollouts_per_problem=2.5)], "1 row without a usable rollouts_per_problem; left out"),
+    ],
+)
+def test_what_is_wrong_with_every_cell_is_said_once_however_many_rows_it_concerns(rows, words):
+    others = {f"o{seed}": [r | {"seed": seed} for r in [*rows, rows[0] | {"kl": 1.0}]] for seed in (1, 2)}
+    result = tables(*rows, **others)
+    assert result.complaints["grid"][0] == f"every cell of grid, such as {CELL}: {words}"
+    assert not any(
+        words[2:] in sentence for cell in ("o1", "o2") for sentence in result.complaints.get(cell, [])
+    )
+
+
+def test_what_is_wrong_with_some_cells_or_another_score_stays_with_its_cell():
+    result = tables(*PERCENT, sound=[row(1, seed=1)], other=[r | {"seed": 2} for r in PERCENT])
+    assert set(result.complaints) == {CELL, "other"}
+    best = [row(1, seed=1, best_at_4=25.0)]
+    result = tables(row(1, best_at_16=25.0), other=best)
+    assert result.complaints["other"][-1].startswith("best_at_4 is above 1")
+    assert not any("above 1" in sentence for sentence in result.complaints.get("grid", []))
+
+
+def test_a_cell_with_nothing_but_the_base_models_row_does_not_keep_a_complaint_from_being_common():
+    result = tables(*PERCENT, other=[r | {"seed": 1} for r in PERCENT], start=[row(0)])
+    assert result.complaints["start"] == ["no evaluated step yet"]
+    assert set(result.complaints) == {"grid", "start"}
 
 
 def test_a_missing_score_keeps_its_row_and_is_named_once_for_a_metric():
@@ -108,7 +158,7 @@ def test_percentages_are_not_taken_for_shares_even_where_they_are_below_one():
     result = tables(row(1, avg_at_4=0.9, best_at_4=0.5), row(2, avg_at_4=43.0, best_at_4=0.6))
     assert "avg_at_4" not in result.history
     assert result.history["best_at_4"].tolist() == [0.5, 0.6]
-    assert said(result) == "avg_at_4 is above 1 in 1 row (percent?); not used"
+    assert said(result) == "avg_at_4 is above 1 in 1 row (percent? divide by 100); not used"
 
 
 def test_a_score_below_zero_is_not_used_and_other_cells_keep_theirs():
@@ -187,7 +237,7 @@ def test_the_base_models_own_row_is_preferred_and_checked_like_others():
     }
     result = tables(row(0, avg_at_4=0.1), row(1), base=base)
     assert result.base == {"compute_rollouts": 0, "avg_at_4": 0.5, "eval_right": [2, 2]}
-    assert said(result, "base") == "best_at_4 is above 1 in 1 row (percent?); not used"
+    assert said(result, "base") == "best_at_4 is above 1 in 1 row (percent? divide by 100); not used"
 
 
 def test_no_rows_at_all_give_an_empty_table_with_the_required_columns():

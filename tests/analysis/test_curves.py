@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import least_squares
+from scipy.optimize import curve_fit, least_squares
 
 from analysis.fitting.curves import AllocationCurve, fit_allocations, fit_cells, fit_curve
 from analysis.fitting.observations import BasePoint, Observations, observe
@@ -233,3 +233,41 @@ def test_an_allocation_that_is_added_leaves_the_others_as_they_were() -> None:
     after, _ = fitted(groups_of(*cells), replicates=30)
     assert np.array_equal(before.predict_replicates(COMPUTE), after.predict_replicates(COMPUTE))
     assert before.fit == after.fit
+
+
+def test_what_no_sigmoid_can_fit_is_no_spread_between_seeds_that_agree() -> None:
+    wave = 0.5 + 0.2 * np.sin(np.arange(len(cell_rows(16, SHAPE))))
+    cells = [cell_rows(16, SHAPE, seed=seed).assign(avg_at_4=wave) for seed in range(2)]
+    (curve,) = fitted(groups_of(*cells), replicates=50)
+    assert curve.fit.rmse > 0.05
+    assert curve.predict_replicates(COMPUTE).std(axis=1).max() < 1e-9
+
+
+def test_a_mark_of_several_seeds_pulls_as_several_points() -> None:
+    # Three seeds at the early marks, one of them alone at the late ones.
+    rng = np.random.default_rng(9)
+    cells = [cell_rows(16, SHAPE, seed=seed, marks=COMPUTE[: (8, 4, 4)[seed]]) for seed in range(3)]
+    cells = [cell.assign(avg_at_4=cell["avg_at_4"] + rng.normal(0, 0.06, len(cell))) for cell in cells]
+    stacked = pd.concat(cells)
+    compute, reward = (stacked[name].to_numpy(dtype=float) for name in ("compute_rollouts", "avg_at_4"))
+    (curve,) = fitted(groups_of(*cells))
+
+    def scipys(at: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Its rewards at COMPUTE: points of equal weight first, then of the inverse variance of a share."""
+
+        def model(c: np.ndarray, r0: float, gain: float, log_mid: float, s: float) -> np.ndarray:
+            return np.asarray(sigmoid(c, r0, r0 + gain * (1 - r0), 10**log_mid, s))
+
+        def fit(sd: np.ndarray) -> np.ndarray:
+            bounds = ([0, 0, 1, 0.1], [1, 1, 6, 10])
+            found, _ = curve_fit(model, at, scores, (0.3, 0.6, 4.0, 1.0), sd, bounds=bounds, xtol=1e-12)
+            return np.asarray(found)
+
+        share = model(at, *fit(np.ones(len(at))))
+        return model(COMPUTE, *fit(np.sqrt(share * (1 - share))))
+
+    expected = scipys(compute, reward)
+    means = stacked.groupby("compute_rollouts")["avg_at_4"].mean()
+    one_a_mark = scipys(means.index.to_numpy(dtype=float), means.to_numpy())
+    assert np.abs(expected - one_a_mark).max() > 0.005, "the counts matter in this example"
+    assert curve.fit.predict(COMPUTE) == pytest.approx(expected, abs=3e-4)

@@ -323,3 +323,24 @@ def test_many_evaluations_stay_a_small_file() -> None:
     marks = np.geomspace(2000, 2e6, 200)
     cells = [cell_rows(n, LATE, bp, marks=marks) for bp in (16, 32, 64) for n in (2, 4, 8, 16, 32)]
     assert len(svg_bytes(drawn("frontier", analysed(*cells)))) < 300_000
+
+
+@pytest.fixture(scope="module")
+def with_dollars() -> Analysis:
+    """Names of a cell and a metric that would be broken formulas."""
+    name = "$x_{$"
+    cells = []
+    for n, shape in ((4, EARLY), (16, LATE)):
+        cell = cell_rows(n, shape).assign(train_reward=0.6, entropy=0.5)
+        cells.append(cell.assign(cell=f"{n}{name}").rename(columns={"avg_at_4": name}))
+    return analysed(*(cell.assign(avg_at_4=cell[name]) for cell in cells), base={name: 0.3}, metric=name)
+
+
+@pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.key)
+def test_a_dollar_sign_in_a_name_begins_no_formula(kind: Any, with_dollars: Analysis) -> None:
+    figure = kind.draw(with_dollars)
+    if kind.key in ("frontier", "joint_frontier", "sensitivity", "overfitting"):
+        assert figure is not None
+        assert any("x_{" in words for words in texts(figure))
+    if figure is not None:
+        svg_bytes(figure)

@@ -252,3 +252,24 @@ def test_states_of_a_table_without_rows_of_the_metric_are_kept_apart() -> None:
     found = analyse(replace(tables, history=pd.DataFrame(holed)), NO_INTERVALS)
     assert found.unfitted == {"bp16-n4-s0": "0 usable points of avg_at_4; a curve needs at least 4"}
     assert [curve.allocation.rollouts_per_problem for curve in found.curves] == [16]
+
+
+def test_a_column_of_lists_is_no_metric() -> None:
+    rows = cell_rows(4, FAST)
+    tables = tables_of(rows.assign(eval_right=[[1, 0]] * len(rows)))
+    with pytest.raises(UserError, match=r"'eval_right' holds no single number a row; choose one of avg_at_4"):
+        analyse(tables, replace(NO_INTERVALS, metric="eval_right"))
+
+
+def test_in_tokens_the_end_does_not_fall_to_the_cell_with_the_longest_answers() -> None:
+    # n = 16 is worse throughout, and costs 5 % more tokens for each rollout.
+    best, worse = cell_rows(4, HIGH), cell_rows(16, FAST)
+    tables = tables_of(
+        best.assign(compute_tokens=best["compute_rollouts"] * 10.0),
+        worse.assign(compute_tokens=worse["compute_rollouts"] * 10.5),
+        base=BASE,
+    )
+    last = analyse(tables, replace(NO_INTERVALS, compute="tokens")).budgets[-1]
+    assert last.compared_n == (4, 16)
+    assert last.rollouts_per_problem == 4
+    assert last.compute == best["compute_rollouts"].max() * 10.0

@@ -1,5 +1,7 @@
 """The envelope, n*(C) and where it changes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -196,3 +198,55 @@ def test_allocations_whose_computes_do_not_meet_are_never_compared() -> None:
     points = points_of(early, late)
     assert not any(point.is_contested for point in points)
     assert not any(1e4 < point.compute < 1e5 for point in points)
+
+
+MAX_OF_SIX_SD = 0.645
+"""Standard deviation of the largest of six independent standard normal draws."""
+
+
+def best_of_six(levels: NDArray[np.float64], sd: float) -> NDArray[np.float64]:
+    """(R,) best reward of n = 4 over six B_p with level curves and noise of their own."""
+    rng = np.random.default_rng(5)
+    curves = [
+        curve_of(4, (level, level, 2000.0, 1.0), problems=2**k, replicates=sd * rng.standard_normal(20_000))
+        for k, level in enumerate(levels)
+    ]
+    best = best_by_n(landscape(curves, np.array([1e4])))
+    assert best.replicates is not None
+    return np.asarray(best.replicates[0, 0])
+
+
+def test_the_best_over_b_p_of_equal_curves_varies_as_the_best_of_several_draws() -> None:
+    # The estimates differ as much as noise makes six equal curves differ: their standard deviation is the noise's.
+    levels = np.array([-1.27, -0.64, -0.20, 0.20, 0.64, 1.27])
+    levels = 0.5 + 0.01 * levels / levels.std(ddof=1)
+    best = best_of_six(levels, sd=0.01)
+    assert best.std() == pytest.approx(0.01 * MAX_OF_SIX_SD, rel=0.04)
+    assert best.mean() == pytest.approx(levels.max(), abs=1e-9)
+
+
+def test_the_best_over_b_p_of_curves_far_apart_varies_as_the_leader_alone() -> None:
+    levels = np.array([0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    best = best_of_six(levels, sd=0.01)
+    assert best.std() == pytest.approx(0.01, rel=0.03)
+    assert best.mean() == pytest.approx(0.7, abs=1e-9)
+
+
+def test_of_several_crossings_in_a_replicate_the_nearest_counts() -> None:
+    # In each replicate the lead turns positive three times: at 2,000, near 7,000 and at 50,000.
+    compute = np.geomspace(1e3, 1e5, 400)
+    near = np.linspace(6000.0, 8000.0, 101)
+    places = np.array([0 * near + 2000, 0 * near + 3500, near, 0 * near + 20_000, 0 * near + 50_000])
+    lead = np.log(compute[:, None] / places[:, None, :]).prod(axis=0)
+    curves = [curve_of(4, FAST), curve_of(16, HIGH)]
+    land = replace(landscape(curves, compute), replicates=np.stack([0 * lead, lead]))
+    (change,) = crossovers(land, frontier_points(land, 0.9), 0.9)
+    # 5 % and 95 % of evenly spaced places.
+    assert change.compute_interval == pytest.approx((6100.0, 7900.0), rel=5e-3)
+
+
+def test_a_compute_to_which_a_batch_adds_nothing_still_has_a_grid() -> None:
+    # Numbers of double precision around 1e20 are 16,384 apart.
+    grid = compute_grid([curve_of(4, FAST, span=(1e18, 1e20)), curve_of(16, HIGH, span=(1e18, 1e20))])
+    assert (grid[0], grid[-1]) == (1e18, 1e20)
+    assert (np.diff(grid) > 0).all()

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
+from analysis.fitting.intervals import interval
 from analysis.fitting.law import fit_law
 from analysis.fitting.observations import Allocation
 from analysis.fitting.verdict import NStar, judge_law
@@ -226,7 +227,7 @@ def test_an_n_that_is_never_beaten_beyond_doubt_leaves_a_flat_optimum_possible()
     rising = staircase([8, 16, 32, 64], [8, 16, 32, 64, 128])
     verdict = judge_law(replace(rising, unrejected_n=(16, 32)), 0.9)
     assert not verdict.identified
-    assert "n = 16, 32 may be the best at every observed compute" in verdict.text
+    assert "n = 16, 32 may be the best throughout" in verdict.text
     assert judge_law(replace(rising, unrejected_n=()), 0.9).identified
 
 
@@ -269,3 +270,35 @@ def test_intervals_come_from_the_replicates_and_hold_the_fit() -> None:
 def test_no_fitted_allocation_is_the_reason_when_there_is_none() -> None:
     nothing = NStar(np.empty(0), np.empty(0), None, (), 0, None, None)
     assert judge_law(nothing, 0.9).text == "The law is not identified: no allocation could be fitted."
+
+
+def test_an_interval_leaves_half_of_the_rest_on_each_side() -> None:
+    replicates = np.linspace(0.0, 100.0, 101)
+    assert interval(replicates, 0.9) == pytest.approx((5.0, 95.0))
+    assert interval(replicates, 0.5) == pytest.approx((25.0, 75.0))
+
+
+def test_forms_are_scored_by_aicc_with_the_variance_of_rounding() -> None:
+    # AICc = N ln(SSE / N + 1/12) + 2 p + 2 p (p + 1) / (N - p - 1), N = 10, p one more than the form's own parameters.
+    # Flat: SSE = 2 (4 + 1 + 0 + 1 + 4) = 20. Line: Sxx = 82.5, Sxy = 40, SSE = 20 - 40^2 / 82.5 = 20 / 33.
+    y = [3.0, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    verdict = judge_law(stars(np.arange(10.0), y, [4, 8, 16, 32, 64, 128, 256]), 0.9)
+    forms = {form.name: form for form in verdict.forms}
+    assert forms["flat"].aicc == pytest.approx(10 * np.log(25 / 12) + 4 + 12 / 7)
+    assert forms["log-linear"].aicc == pytest.approx(10 * np.log(19 / 132) + 6 + 4)
+    sse = forms["sigmoid"].sse
+    assert forms["sigmoid"].aicc == pytest.approx(10 * np.log(sse / 10 + 1 / 12) + 10 + 15)
+
+
+@pytest.mark.parametrize(("at_the_edge", "identified"), [(2, True), (10, False)])
+def test_a_plateau_whose_interval_reaches_the_edge_of_the_grid_is_not_identified(
+    at_the_edge: int, identified: bool
+) -> None:
+    # n* ends at 64 and the grid at 128; the upper end of the 90 % interval is 128 once 5 % of the replicates end there.
+    inside = staircase([8, 8, 8, 16, 32, 64, 64, 64], [8, 16, 32, 64, 128])
+    replicates = np.tile(inside.log2_n[:, None], (1, 100))
+    replicates[-10:, :at_the_edge] = 7.0
+    verdict = judge_law(replace(inside, replicates=replicates), 0.9)
+    assert verdict.plateau_identified is identified
+    words = "the interval of n* reaches the edge of the grid (largest n = 128)"
+    assert (words in verdict.text) is not identified

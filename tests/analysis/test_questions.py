@@ -1,13 +1,16 @@
 """The three questions: which a grid can ask, and their answers on curves that are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.frontier import frontier_points
-from analysis.fitting.landscape import Landscape, compute_grid, landscape
+from analysis.fitting.landscape import BestN, Landscape, compute_grid, landscape
 from analysis.fitting.observations import Allocation, Observations
-from analysis.fitting.questions import Frontier, Question, answer, n_star, questions
+from analysis.fitting.questions import Frontier, Question, answer, constant_n, n_star, questions
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 
 SHAPE: Sigmoid = (0.3, 0.6, 2000.0, 1.0)
@@ -158,3 +161,40 @@ def test_an_n_that_every_compute_leaves_possible_is_listed() -> None:
     ]
     land = landscape_of(curves)
     assert n_star(land, frontier_points(land, 0.9), observed(curves), 0.9).unrejected_n == (4, 8)
+
+
+def best_of(reward: NDArray[np.float64], sd: float, seed: int, replicates: int = 400) -> BestN:
+    """Rewards (n, G) of n = 4, 8, ... with independent noise."""
+    noise = sd * np.random.default_rng(seed).standard_normal((*reward.shape, replicates))
+    return BestN(tuple(4 * 2**k for k in range(len(reward))), reward, reward[:, :, None] + noise)
+
+
+def test_of_equally_good_n_each_is_rejected_as_often_as_the_level_says() -> None:
+    rng = np.random.default_rng(1)
+    kept = [
+        constant_n(best_of(0.5 + 0.02 * rng.standard_normal((4, 5)), 0.02, study), 0.9)
+        for study in range(300)
+    ]
+    # Four values of n in 300 studies; the standard error of the share is about 0.01.
+    assert sum(len(found or ()) for found in kept) / 1200 == pytest.approx(0.9, abs=0.035)
+
+
+def test_equal_curves_all_stay_possible() -> None:
+    assert constant_n(best_of(np.full((3, 5), 0.5), 0.02, 0), 0.9) == (4, 8, 16)
+
+
+def test_an_n_far_behind_at_one_compute_is_rejected() -> None:
+    reward = np.full((3, 5), 0.5)
+    reward[1, 3] -= 0.2  # ten standard deviations
+    assert constant_n(best_of(reward, 0.02, 0), 0.9) == (4, 16)
+
+
+def test_replicates_that_lie_off_their_estimate_do_not_move_the_threshold() -> None:
+    reward = np.full((3, 5), 0.5)
+    reward[1, 3] -= 0.2
+    best = best_of(reward, 0.02, 0)
+    assert best.replicates is not None
+    for row in range(3):
+        moved = best.replicates.copy()
+        moved[row] += 0.3
+        assert constant_n(replace(best, replicates=moved), 0.9) == (4, 16)

@@ -93,7 +93,7 @@ def test_rivals_at_the_largest_contested_compute_are_named(analysis: Analysis) -
         "avg@4 0.750 (0.700 to 0.800). It cannot be told from n = 8 there."
     )
     (told,) = end_words(with_frontier(analysis, [point(2e6, 32, (32,))], []))
-    assert told.endswith("Every other n compared there is worse by more than its interval.")
+    assert told.endswith("Taken by itself, this compute tells every other n compared there from it.")
     (told,) = end_words(with_frontier(analysis, [point(2e6, 32, None)], []))
     assert told.endswith("avg@4 0.750 (0.700 to 0.800).")
 
@@ -196,7 +196,7 @@ def sensitivities(diagnosis: Diagnosis, low: float) -> Diagnosis:
             "low": [low, low, low],
             "high": [10.0, 2.5, 6.0],
             "noise": [0.5, 0.6, 0.7],
-            "noise_high": [1.0, 1.0, 1.0],
+            "noise_high": [1.0, 2.0, 1.0],
         }
     )
     return replace(diagnosis, sensitivity=table, compared_at=8e6)
@@ -205,8 +205,9 @@ def sensitivities(diagnosis: Diagnosis, low: float) -> Diagnosis:
 def test_the_choices_are_weighed_in_points_against_noise(analysis: Analysis) -> None:
     diagnosis = diagnose(analysis)
     assert sensitivity_words(analysis, sensitivities(diagnosis, 1.0)) == [
-        "At C = 8M rollouts, the choice of n, at equal B_p, moves avg@4 by 9.2 points (1.0 to 10.0; noise alone would "
-        "show 0.5) and the choice of B_p, at equal n, moves avg@4 by 1.9 points (1.0 to 2.5; noise alone would show 0.6)."
+        "At C = 8M rollouts, the choice of n, at equal B_p, moves avg@4 by 9.2 points (1.0 to 10.0), beyond the 1.0 that "
+        "noise shows among equal allocations and the choice of B_p, at equal n, moves avg@4 by 1.9 points (1.0 to 2.5), "
+        "no more than the 2.0 that noise shows among equal allocations."
     ]
     (told,) = sensitivity_words(analysis, sensitivities(diagnosis, np.nan))
     assert "noise" not in told

@@ -161,27 +161,49 @@ def test_unreadable_states_are_named_and_their_rows_used(run):
     tables = read_run(run)
     assert tables.states == {}
     assert len(tables.history) == 12
-    assert all(words == ["state.json cannot be read; it is ignored"] for words in tables.complaints.values())
-    assert len(tables.complaints) == 3
+    words = "every cell of quickstart, such as bp16-n16-s0: state.json cannot be read; it is ignored"
+    assert tables.complaints == {"grid": [words]}
 
 
 def test_cells_without_rows_keep_state_and_reason(run):
     (run / "cells" / "bp16-n4-s0" / "history.jsonl").unlink()
     state = {"state": "failed", "reason": "no memory", "commit": None}
     (run / "cells" / "bp16-n4-s0" / "state.json").write_text(json.dumps(state))
-    (run / "cells" / "bp16-n16-s0" / "state.json").unlink()
+    for path in (run / "cells" / "bp16-n16-s0").iterdir():
+        path.unlink()
     tables = read_run(run)
     assert tables.states["bp16-n4-s0"] == "failed" and tables.reasons == {"bp16-n4-s0": "no memory"}
     assert tables.states["bp16-n16-s0"] == "pending"
-    assert tables.complaints == {"bp16-n4-s0": ["no evaluated step yet"]}
+    assert tables.complaints == {cell: ["no evaluated step yet"] for cell in ("bp16-n16-s0", "bp16-n4-s0")}
 
 
-def test_a_run_folder_without_its_grid_or_base_is_still_read(run):
+def test_rows_of_a_cell_without_a_state_are_used_and_its_state_is_not_known(run):
+    (run / "cells" / "bp16-n4-s0" / "state.json").unlink()
+    tables = read_run(run)
+    assert len(tables.history) == 12 and "bp16-n4-s0" not in tables.states
+    assert tables.complaints == {"bp16-n4-s0": ["state.json is missing; its rows are used"]}
+
+
+def test_a_run_folder_without_its_grid_or_base_is_read_and_what_that_costs_is_said(run):
     (run / "grid.yaml").unlink()
     (run / "base.json").unlink()
     tables = read_run(run)
     assert len(tables.history) == 12
-    assert tables.base is None and tables.spec is None and tables.complaints == {}
+    assert tables.base is None and tables.spec is None
+    assert tables.complaints == {
+        "base": ["base.json is missing; curves are fitted without the score at C = 0"],
+        "grid": ["grid.yaml is missing; missing cells are not known"],
+    }
+
+
+def test_a_source_given_twice_is_used_once_and_that_is_said_once(run, tmp_path):
+    (tmp_path / "link").symlink_to(run)
+    (tables,) = read_sources([run, tmp_path / "link", run])
+    assert tables.name == "quickstart" and len(tables.history) == 12
+    assert tables.complaints == {"grid": [f"{run} is given 3 times; used once"]}
+    frame_of("bp16-n4-s0").to_parquet(tmp_path / "sweep.parquet")
+    (tables,) = read_sources([tmp_path / "sweep.parquet"] * 2)
+    assert tables.complaints == {"grid": [f"{tmp_path / 'sweep.parquet'} is given twice; used once"]}
 
 
 @pytest.mark.parametrize("content", ["{", "7", "identity: {}", "resolved: {spec: {name: q}}"])
@@ -261,7 +283,9 @@ def test_missing_columns_are_named_with_what_was_probably_meant():
     ):
         tables_from_frame(frame)
     frame = frame_of("bp16-n4-s0").drop(columns=["step", "compute_rollouts", "avg_at_4"])
-    with pytest.raises(UserError, match=r"'compute_rollouts' \(or 'step'\); 'avg_at_4' \(any avg_at_K\)"):
+    with pytest.raises(
+        UserError, match=r"lacks column 'compute_rollouts' \(or 'step'\); add or .*; needs a score"
+    ):
         tables_from_frame(frame)
 
 
@@ -345,3 +369,13 @@ def test_columns_that_one_source_lacks_are_missing_there():
     second = build_tables("b", {"bp16-n4-s1": bare}, None, {}, {}, None)
     counts = merge([first, second]).history["eval_right"]
     assert counts.iloc[0].tolist() == [2, 0] and counts.iloc[1] is None
+
+
+@pytest.mark.parametrize("spec", ["x", 7, ["x"]])
+def test_a_spec_that_is_no_mapping_is_complained_about_and_the_rows_are_read(run, spec):
+    (run / "grid.yaml").write_text(yaml.safe_dump({"version": 1, "resolved": {"spec": spec}}))
+    tables = read_run(run)
+    assert tables.spec is None
+    assert len(tables.history) == 12
+    assert set(tables.complaints) == {"grid"}
+    assert "grid cannot be read" in tables.complaints["grid"][0]
