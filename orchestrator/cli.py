@@ -38,6 +38,8 @@ MetricOption = Annotated[
 ReplicatesOption = Annotated[
     int, typer.Option(min=0, max=100_000, help="Bootstrap replicates; 0: no intervals.")
 ]
+ConfidenceOption = Annotated[float, typer.Option(min=0.5, max=0.999, help="Level of the intervals.")]
+BootstrapSeed = Annotated[int, typer.Option(min=0, help="Of the bootstrap.")]
 MlflowUri = Annotated[
     str | None,
     typer.Option(help="Server of mlflow:EXPERIMENT. Default: MLFLOW_TRACKING_URI, then this machine's."),
@@ -132,8 +134,8 @@ def fit(
         Path | None, typer.Option(help="The report's folder. Default: RUN/report, or beside the table.")
     ] = None,
     replicates: ReplicatesOption = 1000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Level of the intervals.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    confidence: ConfidenceOption = 0.9,
+    seed: BootstrapSeed = 0,
     record_bin: Annotated[
         float, typer.Option(min=0.0001, max=0.5, help="Width of a reward bin of record-breaking points.")
     ] = 0.01,
@@ -191,8 +193,8 @@ def prescribe(
         Path | None, typer.Option("--yaml", help="Also write the prescribed cell as a grid, ready to submit.")
     ] = None,
     replicates: ReplicatesOption = 1000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Level of the intervals.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    confidence: ConfidenceOption = 0.9,
+    seed: BootstrapSeed = 0,
     mlflow_uri: MlflowUri = None,
     format_: FormatOption = Format.TABLE,
 ) -> None:

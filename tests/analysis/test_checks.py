@@ -120,7 +120,9 @@ PERCENT = [row(1, avg_at_4=25.0), row(2, avg_at_4=50.0)]
         ([row(1, rollouts_per_problem=2.5)], "1 row without a usable rollouts_per_problem; left out"),
     ],
 )
-def test_what_is_wrong_with_every_cell_is_said_once_however_many_rows_it_concerns(rows, words):
+def test_what_is_wrong_with_every_cell_is_said_once_however_many_rows_it_concerns(
+    rows: list[dict[str, Any]], words: str
+) -> None:
     others = {f"o{seed}": [r | {"seed": seed} for r in [*rows, rows[0] | {"kl": 1.0}]] for seed in (1, 2)}
     result = tables(*rows, **others)
     assert result.complaints["grid"][0] == f"every cell of grid, such as {CELL}: {words}"
