@@ -34,7 +34,7 @@ _LN10 = float(np.log(10.0))
 _LEAST_VARIANCE = (
     0.02 * 0.98
 )  # of one right-or-wrong score: keeps a score near 0 or 1 from taking all the weight
-_STARTS = 6
+_STARTS = 3
 _BATCH = 128  # cells fitted in one go
 _BOUND_WORDS = {
     ("low", "lower"): "R0 at 0",

@@ -27,7 +27,7 @@ MIN_LAW_POINTS = 4
 Axis = Literal["log10", "linear"]
 MIDPOINT_NAME = {"log10": "log10 C0", "linear": "M0"}
 """What x0 is called on an axis."""
-_STARTS = 8
+_STARTS = 5
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,10 @@ PERCENT = [row(1, avg_at_4=25.0), row(2, avg_at_4=50.0)]
 def test_what_is_wrong_with_every_cell_is_said_once_however_many_rows_it_concerns(
     rows: list[dict[str, Any]], words: str
 ) -> None:
-    others = {f"o{seed}": [r | {"seed": seed} for r in [*rows, rows[0] | {"kl": 1.0}]] for seed in (1, 2)}
-    result = tables(*rows, **others)
+    others: dict[str, Any] = {
+        f"o{seed}": [r | {"seed": seed} for r in [*rows, rows[0] | {"kl": 1.0}]] for seed in (1, 2)
+    }
+    result = tables(*rows, base=None, **others)
     assert result.complaints["grid"][0] == f"every cell of grid, such as {CELL}: {words}"
     assert not any(
         words[2:] in sentence for cell in ("o1", "o2") for sentence in result.complaints.get(cell, [])
