@@ -93,6 +93,10 @@ class SubmittedJob:
                         f"lost contact with the cluster at {self.address} ({one_line(error)}); "
                         f"the job may go on: {self.follow_command}"
                     ) from error
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Ctrl-C came while a connection was opened or closed, and was taken for a fault of it.
+                raise asyncio.CancelledError
             await asyncio.sleep(1.0)
 
 
