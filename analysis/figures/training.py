@@ -128,13 +128,7 @@ def training_figure(analysis: Analysis) -> Figure | None:
             for axes, name in zip(panels, present, strict=False):
                 seen = rows[rows[name].notna()]
                 axes.plot(seen["compute_rollouts"], seen[name], **_line_style(look[n], len(seen)))
-        for index, axes in enumerate(panels):
-            count_axis(axes, table["compute_rollouts"], "", labels=4)
-            if index >= len(present):
-                axes.set_axis_off()
-            elif index + columns >= len(present):
-                axes.set_xlabel(_ROLLOUTS)
-                axes.tick_params(labelbottom=True)
+        _label_compute(panels, table["compute_rollouts"], len(present), columns)
         legend_below(figure, n_handles(sorted(look), look), columns=5)
     return figure
 
@@ -177,15 +171,9 @@ def overfitting_figure(analysis: Analysis, onsets: pd.DataFrame | None = None) -
                 )
                 words = f"{onset['verdict']}, -{100 * onset['drop']:.1f} points"
             axes.set_title(f"{plain(cell)}\n{words}", fontsize=9)
-        for index, axes in enumerate(panels):
-            count_axis(axes, shown["compute_rollouts"], "", labels=4)
-            if index >= len(cells):
-                axes.set_axis_off()
-            elif index + columns >= len(cells):
-                axes.set_xlabel(_ROLLOUTS)
-                axes.tick_params(labelbottom=True)
-            if index % columns == 0:
-                axes.set_ylabel("score")
+        _label_compute(panels, shown["compute_rollouts"], len(cells), columns)
+        for axes in panels[::columns]:
+            axes.set_ylabel("score")
         training = " or ".join(sorted({_training_words(name) for name in shown["training_column"]}))
         handles = [
             Line2D([], [], color=INK, label=f"validation ({plain(metric_label(metric))})"),
@@ -227,6 +215,17 @@ def _draw_gap(axes: Axes, rows: pd.DataFrame, look: dict[int, Look]) -> None:
         rows["compute_rollouts"], rows["validation"], color=color, marker=".", markersize=4, linewidth=1.2
     )
     axes.plot(rows["compute_rollouts"], rows["training"], color=MUTED, linestyle=":", linewidth=1.4)
+
+
+def _label_compute(panels: Sequence[Axes], compute: pd.Series, used: int, columns: int) -> None:
+    """Compute axes of small multiples: words below the lowest used panel of each column, unused panels off."""
+    for index, axes in enumerate(panels):
+        count_axis(axes, compute, "", labels=4)
+        if index >= used:
+            axes.set_axis_off()
+        elif index + columns >= used:
+            axes.set_xlabel(_ROLLOUTS)
+            axes.tick_params(labelbottom=True)
 
 
 def _typical(analysis: Analysis, rows: pd.DataFrame) -> list[tuple[str, list[str]]]:
