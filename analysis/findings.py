@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.fitting.curves import AllocationCurve, CurveFit, fit_allocations, fit_cells
 from analysis.fitting.frontier import FrontierPoint, frontier_points
-from analysis.fitting.landscape import Landscape, compute_grid, landscape, table_budgets
+from analysis.fitting.landscape import Landscape, best_by_n, compute_grid, landscape, table_budgets
 from analysis.fitting.observations import BasePoint, Observations, base_point, observe
 from analysis.fitting.questions import Frontier, answer, questions
 from analysis.fitting.resampling import Resampling, plan_resampling
@@ -95,6 +95,7 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
     curves = fit_allocations(groups, base, options, resampling)
     land = landscape(curves, compute_grid(curves, options.compute == "rollouts"))
     budgets = table_budgets(land.compute)
+    at_budgets = landscape(curves, budgets)
     return Analysis(
         tables=tables,
         options=options,
@@ -106,7 +107,7 @@ def analyse(tables: GridTables, options: FitOptions | None = None) -> Analysis:
         resampling=resampling,
         land=land,
         frontiers=answer(questions(curves, options.compute == "rollouts"), land, groups, options.confidence),
-        budgets=frontier_points(landscape(curves, budgets), options.confidence),
+        budgets=frontier_points(at_budgets, best_by_n(at_budgets), options.confidence),
         views=other_views(land, groups, budgets, options),
         held_out=held_out_check(land, groups, base, options),
     )

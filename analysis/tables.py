@@ -4,7 +4,7 @@ A history holds one row per evaluated step of a cell. ``sources`` makes these ta
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -93,6 +93,9 @@ class GridTables:
     the base model's row and the grid as a whole."""
     spec: dict[str, Any] | None
     """The resolved grid (JSON form of ``grids.spec.GridSpec``), where the source has it."""
+    deviations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By cell: what may have changed the last bits of its numbers against an undisturbed run, one phrase each (resumed with
+    another number of ranks, for example). Its rows are as good as any."""
 
 
 def is_metric(name: str) -> bool:

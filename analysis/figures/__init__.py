@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.figures.frontiers import frontier_figure, joint_figure
 from analysis.figures.n_star import fixed_batch_figure, n_star_figure
 from analysis.figures.scores import metrics_figure, sensitivity_figure
@@ -26,8 +27,13 @@ class FigureKind:
     """What is drawn and how to read it."""
     needs: str
     """Said in the figure's place when it cannot be drawn."""
-    draw: Callable[[Analysis], Figure | None]
-    """None when the data has not what the figure needs."""
+    draw: Callable[[Analysis, Diagnosis], Figure | None]
+    """From an analysis and its own diagnosis; None when the data has not what the figure needs."""
+
+
+def _of_analysis(draw: Callable[[Analysis], Figure | None]) -> Callable[[Analysis, Diagnosis], Figure | None]:
+    """A figure that needs no diagnosis."""
+    return lambda analysis, _diagnosis: draw(analysis)
 
 
 FIGURES = (
@@ -38,7 +44,7 @@ FIGURES = (
         "best that any allocation reaches at each compute. In a large grid points are means over seeds, thin lines single "
         "allocations, and each thick line is the best over B_p of one n.",
         "No allocation has enough evaluations for a curve yet.",
-        frontier_figure,
+        _of_analysis(frontier_figure),
     ),
     FigureKind(
         "joint_frontier",
@@ -46,7 +52,7 @@ FIGURES = (
         "The best reward at each compute, coloured by the n that attains it. Each label names the allocation (B_p, n) that "
         "takes the lead there; where changes crowd, only those that lead for longest are named.",
         "No allocation has enough evaluations for a curve yet.",
-        joint_figure,
+        _of_analysis(joint_figure),
     ),
     FigureKind(
         "n_star",
@@ -55,7 +61,7 @@ FIGURES = (
         "marks rest on one n alone. Numbers and bars are the crossings and their intervals. If the views on the right part "
         "from the line, the choice of n* there depends on the method.",
         "No allocation has enough evaluations for a curve yet.",
-        n_star_figure,
+        _of_analysis(n_star_figure),
     ),
     FigureKind(
         "fixed_batch",
@@ -63,7 +69,7 @@ FIGURES = (
         "With B = B_p n fixed, a larger n means fewer problems, so the panels mirror each other. The law is "
         "fitted in log M and, as published, in M.",
         "It needs two values of n with the same batch B = B_p n, and compute counted in rollouts.",
-        fixed_batch_figure,
+        _of_analysis(fixed_batch_figure),
     ),
     FigureKind(
         "metric_bars",
@@ -96,7 +102,7 @@ FIGURES = (
         "Means over seeds of each allocation, coloured by n. Groups that are all right or all wrong give no gradient: where "
         "they become most of the batch, rollouts are wasted.",
         "It needs one of zero_variance_right, zero_variance_wrong, entropy, response_tokens, kl, truncated in the table.",
-        training_figure,
+        _of_analysis(training_figure),
     ),
     FigureKind(
         "overfitting",
@@ -112,7 +118,7 @@ FIGURES = (
         "Cumulative generated tokens, and tokens per rollout so far, of each allocation. Where the lines of n part, budgets in "
         "rollouts and in tokens rank allocations differently.",
         "It needs compute_tokens in the table.",
-        tokens_figure,
+        _of_analysis(tokens_figure),
     ),
 )
 """Every kind, in the report's order."""

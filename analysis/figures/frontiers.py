@@ -1,6 +1,7 @@
 """Reward against compute: every allocation with the frontier, and the frontier alone with its allocations."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -149,7 +150,7 @@ def _faint_allocations(axes: Axes, analysis: Analysis, look: dict[int, Look]) ->
 
 
 def _bold_by_n(axes: Axes, analysis: Analysis, look: dict[int, Look]) -> None:
-    best = best_by_n(analysis.land)
+    best = best_by_n(replace(analysis.land, replicates=None))
     for n, reward in zip(best.values, best.reward, strict=True):
         own = look[n]
         shown = np.where(np.isfinite(reward), reward, np.nan)

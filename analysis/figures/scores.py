@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.diagnostics.final_scores import best_n_table, common_compute, sensitivity_table
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.figures.style import (
     B_P,
     INK,
@@ -34,12 +34,11 @@ _NAMES = {
 }
 
 
-def metrics_figure(analysis: Analysis) -> Figure | None:
+def metrics_figure(analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
     """The n with the best avg@K, best@K and worst@K at each B_p, as bars on a log2 axis. None where no B_p has two
     values of n at the common compute."""
-    table = best_n_table(analysis)
+    table, compute = diagnosis.best_n, diagnosis.compared_at
     table = table[table["smallest_n"] < table["largest_n"]]
-    compute = common_compute(analysis.groups)
     if table.empty or compute is None:
         return None
     problems = sorted(table["problems_per_batch"].unique())
@@ -87,12 +86,12 @@ def metrics_figure(analysis: Analysis) -> Figure | None:
     return figure
 
 
-def sensitivity_figure(analysis: Analysis) -> Figure | None:
+def sensitivity_figure(analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
     """The range of the fitted reward over n and over B_p, with intervals and what noise alone would show. None
     without two allocations that differ in n or B_p alone."""
     # With one B_p (or n) alone the two definitions are one.
-    table = sensitivity_table(analysis).drop_duplicates(["points", "low", "high"])
-    compute = common_compute(analysis.groups)
+    table = diagnosis.sensitivity.drop_duplicates(["points", "low", "high"])
+    compute = diagnosis.compared_at
     if table.empty or compute is None:
         return None
     with canvas(height=1.5 + 0.45 * len(table)) as (figure, (axes,)):

@@ -7,7 +7,7 @@ greyscale.
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import (
@@ -183,12 +185,12 @@ def furthest_cells(rows: pd.DataFrame) -> list[str]:
 
 def svg_bytes(figure: Figure) -> bytes:
     """A figure as a stand-alone SVG file; equal figures give equal bytes."""
-    return _saved(figure, "svg", {"Date": None})
+    return _saved(FigureCanvasSVG(figure).print_svg, figure, {"Date": None})
 
 
 def pdf_bytes(figure: Figure) -> bytes:
     """A figure as a PDF file; equal figures give equal bytes."""
-    return _saved(figure, "pdf", {"CreationDate": None})
+    return _saved(FigureCanvasPdf(figure).print_pdf, figure, {"CreationDate": None})
 
 
 def inline_svg(svg: bytes, prefix: str, title: str) -> str:
@@ -207,8 +209,10 @@ def inline_svg(svg: bytes, prefix: str, title: str) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
 
 
-def _saved(figure: Figure, kind: str, metadata: dict[str, Any]) -> bytes:
+def _saved(write: Callable[..., object], figure: Figure, metadata: dict[str, Any]) -> bytes:
+    """The same bytes as ``figure.savefig``, which draws everything twice: to arrange the panels and to write them."""
     buffer = io.BytesIO()
     with rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=metadata)
+        figure.set_dpi(STYLE["savefig.dpi"])
+        write(buffer, metadata=metadata)
     return buffer.getvalue()

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.diagnostics.overfitting import overfitting_onset, train_validation_gap
+from analysis.diagnostics.diagnosis import Diagnosis
+from analysis.diagnostics.overfitting import train_validation_gap
 from analysis.diagnostics.training import (
     BASE_CELL,
     HEALTH_COLUMNS,
     ProbeHistograms,
-    pass_rate_histograms,
     tokens_per_rollout,
     training_health,
 )
@@ -51,16 +51,15 @@ _ROLLOUTS = compute_label("rollouts")
 _CELLS = 6  # of the overfitting figure
 
 
-def histograms_figure(analysis: Analysis) -> Figure | None:
+def histograms_figure(analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
     """How many probe problems are solved how often, at equal K: the base model, the middle and the end of
     training, for the smallest, the best and the largest n. None without a probe in the table.
 
     Of each n the allocation with the best final score is shown, as the mean over its seeds; the middle is the evaluation
     nearest to the geometric mean of the first and the last compute.
     """
-    tables = analysis.tables
-    found = pass_rate_histograms(tables.history, tables.base)
-    probed = tables.history[tables.history["cell"].isin(set(found.counts["cell"]))]
+    history, found = analysis.tables.history, diagnosis.histograms
+    probed = history[history["cell"].isin(set(found.counts["cell"]))]
     shown = _typical(analysis, probed)
     if not shown:
         return None
@@ -133,19 +132,16 @@ def training_figure(analysis: Analysis) -> Figure | None:
     return figure
 
 
-def overfitting_figure(analysis: Analysis, onsets: pd.DataFrame | None = None) -> Figure | None:
+def overfitting_figure(analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
     """Training and validation scores against compute of up to six cells whose validation score falls, largest
     fall first, with the onset marked; of the smallest, best and largest n where none falls. None without a training
     score beside the validation score.
-
-    onsets: of ``overfitting_onset``, where it is known already.
     """
     tables, metric = analysis.tables, analysis.metric
     gap = train_validation_gap(tables.history, metric)
     if gap.empty:
         return None
-    if onsets is None:
-        onsets = overfitting_onset(tables.history, metric, tables.base)
+    onsets = diagnosis.overfitting
     falling = onsets[onsets["onset_compute"].notna() & onsets["cell"].isin(gap["cell"])]
     falling = falling.sort_values("drop", ascending=False, kind="stable")
     cells = list(falling["cell"].head(_CELLS))

@@ -10,11 +10,8 @@ Points are weighted by the inverse binomial variance of a mean of right-or-wrong
 first fit without weights. Cells of one allocation, which differ in the seed, share one curve.
 """
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,10 +20,8 @@ from analysis.fitting.logistic import Array, Limits, Logistics, fit_logistics, l
 from analysis.fitting.observations import MIN_POINTS, Allocation, BasePoint, Observations
 from analysis.fitting.records import IsotonicCurve, isotonic_curve, record_breaking
 from analysis.fitting.resampling import Resampling
+from analysis.fitting.threads import in_threads
 from analysis.options import FitOptions
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 STEEPNESS = (0.1, 10.0)
 """Bounds on s."""
@@ -141,12 +136,6 @@ def fit_allocations(
 ) -> list[AllocationCurve]:
     """A curve for every allocation, in the given order, with replicates of what the resampling draws anew."""
     return list(in_threads(lambda group: _fit_allocation(group, base, options, resampling), groups))
-
-
-def in_threads(function: Callable[[T], U], items: Iterable[T]) -> list[U]:
-    """Map on all cores, results in order: the array operations of a fit release the interpreter."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, items))
 
 
 def _fit_allocation(

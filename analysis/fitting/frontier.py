@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.intervals import Interval, pair
-from analysis.fitting.landscape import BestN, Landscape, best_by_n
+from analysis.fitting.landscape import BestN, Landscape
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Allocation
 
@@ -68,14 +68,13 @@ class Crossover:
     observed compute begins or ends, and says nothing about which n is better."""
 
 
-def frontier_points(land: Landscape, confidence: float) -> list[FrontierPoint]:
+def frontier_points(land: Landscape, best: BestN, confidence: float) -> list[FrontierPoint]:
     """The best observed allocation at each compute; a compute at which none was observed gives no point.
 
-    Equal rewards go to the first allocation in the landscape's order.
+    best: ``best_by_n`` of the landscape. Equal rewards go to the first allocation in the landscape's order.
     """
     if not land.curves:
         return []
-    best = best_by_n(land)
     winner = np.where(land.observed, land.reward, -np.inf).argmax(axis=0)
     spreads = _spreads(land, best, winner, confidence)
     points = []

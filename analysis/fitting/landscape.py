@@ -122,7 +122,9 @@ class BestN:
 
 
 def best_by_n(land: Landscape) -> BestN:
-    """For each n the best over B_p of the rewards observed at each compute."""
+    """For each n the best over B_p of the rewards observed at each compute; no n at all without a curve."""
+    if not land.curves:
+        return BestN((), np.empty((0, len(land.compute))), None)
     n = np.array([allocation.rollouts_per_problem for allocation in land.allocations])
     values = np.unique(n)
     seen = np.where(land.observed, land.reward, -np.inf)

@@ -10,12 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.fitting.curves import AllocationCurve, in_threads
+from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.frontier import Crossover, FrontierPoint, crossovers, frontier_points
 from analysis.fitting.landscape import BestN, Landscape, best_by_n
 from analysis.fitting.law import Axis
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import Allocation, Observations
+from analysis.fitting.threads import in_threads
 from analysis.fitting.verdict import LawVerdict, NStar, judge_law
 
 
@@ -88,22 +89,25 @@ def _answer(
     question: Question, land: Landscape, groups: Sequence[Observations], confidence: float
 ) -> Frontier:
     part = land.only([row for row, curve in enumerate(land.curves) if _fits(curve, question)])
-    points = frontier_points(part, confidence)
+    best = best_by_n(part)
+    points = frontier_points(part, best, confidence)
     in_steps = None
     if question.fixed == "batch_rollouts" and question.value:
-        in_steps = judge_law(n_star(part, points, groups, confidence, "linear", question.value), confidence)
+        stars = n_star(part, best, points, groups, confidence, "linear", question.value)
+        in_steps = judge_law(stars, confidence)
     return Frontier(
         question=question,
         land=part,
         points=points,
         changes=crossovers(part, points, confidence),
-        law=judge_law(n_star(part, points, groups, confidence), confidence),
+        law=judge_law(n_star(part, best, points, groups, confidence), confidence),
         law_in_steps=in_steps,
     )
 
 
 def n_star(
     land: Landscape,
+    best: BestN,
     points: Sequence[FrontierPoint],
     groups: Sequence[Observations],
     confidence: float,
@@ -112,14 +116,13 @@ def n_star(
 ) -> NStar:
     """What the law is fitted to: n* where two or more n were compared.
 
-    points: the landscape's frontier. groups: observations, of these allocations and perhaps of others. batch: what turns
-    compute into the axis' unit (B: steps).
+    best: ``best_by_n`` of the landscape. points: its frontier. groups: observations, of these allocations and perhaps of
+    others. batch: what turns compute into the axis' unit (B: steps).
     """
     grid_n = tuple(sorted({allocation.rollouts_per_problem for allocation in land.allocations}))
     contested = [point for point in points if point.is_contested]
     if not contested:
         return NStar(np.empty(0), np.empty(0), None, grid_n, 0, None, None, axis)
-    best = best_by_n(land)
     compute = land.compute[best.contested]
     replicates = best.log2_n_star_replicates
     value = compute / batch

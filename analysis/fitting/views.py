@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.fitting.curves import AllocationCurve, fit_allocations
 from analysis.fitting.frontier import frontier_points
-from analysis.fitting.landscape import Landscape, compute_grid, landscape
+from analysis.fitting.landscape import Landscape, best_by_n, compute_grid, landscape
 from analysis.fitting.logistic import Array
 from analysis.fitting.observations import MIN_POINTS, BasePoint, Observations
 from analysis.fitting.questions import Question, answer, n_star
@@ -45,7 +45,8 @@ def other_views(
         replace(curve, fit=curve.by_records, replicates=None) for curve in land.curves if curve.by_records
     ]
     recorded = landscape(by_records, land.compute)
-    points = frontier_points(recorded, options.confidence)
+    best = best_by_n(recorded)
+    points = frontier_points(recorded, best, options.confidence)
     records = _record_frontier(groups, options)
     table = pd.DataFrame(
         {
@@ -60,7 +61,7 @@ def other_views(
     return Views(
         table=table,
         law_by_record_points=judge_law(
-            n_star(recorded, points, groups, options.confidence), options.confidence
+            n_star(recorded, best, points, groups, options.confidence), options.confidence
         ),
         record_frontier=records,
         law_of_record_frontier=_law_of_points(records, land, options),

@@ -94,6 +94,9 @@ def merge(tables: Sequence[GridTables]) -> GridTables:
         reasons={cell: tables[i].reasons[cell] for cell, i in owner.items() if cell in tables[i].reasons},
         complaints={cell: words for cell, words in sorted(complaints.items()) if words},
         spec=next((part.spec for part in tables if part.spec is not None), None),
+        deviations={
+            cell: tables[i].deviations[cell] for cell, i in owner.items() if cell in tables[i].deviations
+        },
     )
 
 

@@ -196,7 +196,7 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
     complaints: Complaints = defaultdict(list)
     grid = _read_grid(run_dir / "grid.yaml", complaints)
     cells = sorted(path.name for path in (run_dir / "cells").glob("*") if path.is_dir())
-    states, reasons, committed, stateless = {}, {}, {}, []
+    states, reasons, deviations, committed, stateless = {}, {}, {}, {}, []
     for cell in cells:  # before the histories, so that each holds at least what its state says
         path = run_dir / "cells" / cell / "state.json"
         record = _read_object(path, cell, complaints, needs="state")
@@ -207,6 +207,8 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
         states[cell] = record["state"]
         if record.get("reason"):
             reasons[cell] = str(record["reason"])
+        if isinstance(record.get("deviations"), list) and record["deviations"]:  # not in format version 1
+            deviations[cell] = tuple(str(words) for words in record["deviations"])
         commit = record.get("commit")
         if isinstance(commit, dict) and isinstance(commit.get("history_rows"), int):
             committed[cell] = commit["history_rows"]
@@ -225,7 +227,7 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
         complaints[BASE].append(NO_BASE)
     spec = grid.get("resolved", {}).get("spec") if grid else None
     tables = _assemble(run_dir.resolve().name, raw, base, states, reasons, spec, set(cells), complaints)
-    return setting_of(grid), tables
+    return setting_of(grid), replace(tables, deviations=deviations)
 
 
 def _read_grid(path: Path, complaints: Complaints) -> dict[str, Any] | None:

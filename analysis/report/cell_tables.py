@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.diagnostics.training import HEALTH_COLUMNS
 from analysis.findings import Analysis, short_count
 from analysis.report.blocks import Table
-from analysis.report.diagnosis import Diagnosis
 from analysis.report.result_tables import NOTHING, compute_heading, number
 from analysis.report.words import UNIT_WORDS
 from analysis.tables import metric_label

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.findings import Analysis
 from analysis.fitting.curves import CurveFit
-from analysis.report.diagnosis import Diagnosis
 from analysis.tables import COMPUTE_COLUMNS
 
 _SHAPE = ("problems_per_batch", "rollouts_per_problem", "seed")
@@ -42,6 +42,7 @@ def _record(
     tables, fit = analysis.tables, analysis.cell_fits.get(cell)
     compute, reward = ([], []) if rows is None else _points(rows, analysis)
     remarks = [*tables.complaints.get(cell, [])]
+    remarks += [f"not bit for bit an undisturbed run: {words}" for words in tables.deviations.get(cell, ())]
     if cell in analysis.unfitted:
         remarks.append(f"not fitted: {analysis.unfitted[cell]}")
     if fit is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.findings import Analysis
 from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.frontier import Crossover, FrontierPoint
@@ -20,7 +21,6 @@ from analysis.fitting.questions import Frontier
 from analysis.fitting.records import IsotonicCurve
 from analysis.fitting.verdict import LawVerdict
 from analysis.report.cells import cell_records, fit_record
-from analysis.report.diagnosis import Diagnosis
 
 SCHEMA = "isocompute.frontier/2"
 """Version of the file; the number rises when a key changes its meaning or goes, not when one is added."""

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.findings import Analysis
 from analysis.report import cell_tables as cell
 from analysis.report import result_tables as result
 from analysis.report.blocks import Block, Picture, Prose, Section, Table
-from analysis.report.diagnosis import Diagnosis
 from analysis.report.words import UNIT_WORDS, held_out_words, view_words
 from analysis.tables import metric_label
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.diagnostics.overfitting import LEVEL
 from analysis.findings import Analysis, short_count
 from analysis.fitting.frontier import Crossover
 from analysis.fitting.intervals import Interval
 from analysis.fitting.observations import MIN_POINTS
 from analysis.fitting.verdict import Form, LawVerdict
-from analysis.report.diagnosis import Diagnosis
 from analysis.tables import is_metric, metric_label
 
 UNIT_WORDS = {"rollouts": "rollouts", "tokens": "tokens", "accelerator_seconds": "accelerator-seconds"}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.diagnostics.diagnosis import diagnose
 from analysis.figures import FIGURES, inline_svg, pdf_bytes, svg_bytes
 from analysis.findings import Analysis, analyse
 from analysis.fitting.frontier import frontier_table
 from analysis.options import FitOptions
 from analysis.report.cells import cell_records
-from analysis.report.diagnosis import diagnose
 from analysis.report.frontier_json import frontier_json, json_bytes
 from analysis.report.page import Drawing, html_page
 from analysis.report.sections import sections
@@ -49,7 +49,7 @@ def write_report(tables: GridTables, out_dir: Path, options: FitOptions | None =
     files = {"frontier.json": json_bytes(frontier_json(analysis, diagnosis, sentences))}
     drawings = {}
     for kind in FIGURES:
-        figure, svg = kind.draw(analysis), None
+        figure, svg = kind.draw(analysis, diagnosis), None
         if figure is not None:
             files[f"{kind.key}.svg"], files[f"{kind.key}.pdf"] = svg_bytes(figure), pdf_bytes(figure)
             svg = inline_svg(files[f"{kind.key}.svg"], kind.key, kind.title)

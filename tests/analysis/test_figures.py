@@ -1,5 +1,6 @@
 """What the figures show: the analysis' own numbers, with words where something is missing."""
 
+import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from analysis.diagnostics.diagnosis import Diagnosis, diagnose
 from analysis.figures import FIGURES, inline_svg, pdf_bytes, svg_bytes
+from analysis.figures.style import STYLE
 from analysis.findings import Analysis, analyse
 from analysis.options import FitOptions
 from analysis.synthetic import SyntheticGrid, SyntheticLaw, true_grid
@@ -19,15 +23,19 @@ from tests.analysis.conftest import cell_rows, sigmoid, tables_of
 EARLY = (0.3, 0.5, 3000.0, 2.0)
 LATE = (0.3, 0.7, 20000.0, 2.0)
 BASE = {"compute_rollouts": 0, "avg_at_4": 0.3}
-DRAW: dict[str, Callable[[Analysis], Figure | None]] = {kind.key: kind.draw for kind in FIGURES}
+DRAW: dict[str, Callable[[Analysis, Diagnosis], Figure | None]] = {kind.key: kind.draw for kind in FIGURES}
 
 
 def analysed(*cells: pd.DataFrame, base: dict[str, Any] | None = BASE, **options: Any) -> Analysis:
     return analyse(tables_of(*cells, base=base), FitOptions(**({"replicates": 0} | options)))
 
 
+def drawn_or_none(key: str, analysis: Analysis) -> Figure | None:
+    return DRAW[key](analysis, diagnose(analysis))
+
+
 def drawn(key: str, analysis: Analysis) -> Figure:
-    figure = DRAW[key](analysis)
+    figure = drawn_or_none(key, analysis)
     assert figure is not None
     return figure
 
@@ -83,9 +91,10 @@ def test_every_kind_can_be_drawn_is_readable_and_its_words_are_plain_text(kind: 
     assert len({other.key for other in FIGURES}) == len(FIGURES)
 
 
-@pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.key)
-def test_nothing_is_drawn_from_nothing(kind: Any) -> None:
-    assert kind.draw(analysed(base=None)) is None
+def test_nothing_is_drawn_from_nothing() -> None:
+    nothing = analysed(base=None)
+    diagnosis = diagnose(nothing)
+    assert [kind.key for kind in FIGURES if kind.draw(nothing, diagnosis) is not None] == []
 
 
 def test_the_frontier_figure_shows_evaluations_curves_frontier_and_base_model(pair: Analysis) -> None:
@@ -195,7 +204,7 @@ def test_at_a_fixed_batch_the_panels_mirror_each_other() -> None:
 
 
 def test_no_batch_with_two_values_of_n_gives_no_fixed_batch_figure(pair: Analysis) -> None:
-    assert DRAW["fixed_batch"](pair) is None
+    assert drawn_or_none("fixed_batch", pair) is None
 
 
 def test_bars_are_the_best_n_at_each_problems_per_batch_and_edges_are_starred() -> None:
@@ -288,7 +297,7 @@ def test_without_a_fall_the_smallest_and_the_largest_n_are_shown() -> None:
 
 @pytest.mark.parametrize("key", ["histograms", "training", "overfitting"])
 def test_what_a_table_does_not_hold_is_not_drawn(key: str, pair: Analysis) -> None:
-    assert DRAW[key](pair) is None
+    assert drawn_or_none(key, pair) is None
 
 
 @pytest.mark.parametrize("unit", ["tokens", "accelerator_seconds"])
@@ -302,11 +311,20 @@ def test_axes_name_the_unit_of_compute(unit: str) -> None:
     assert drawn("n_star", analysis).axes[0].get_xlabel() == label
 
 
-@pytest.mark.parametrize("key", ["frontier", "n_star"])
-def test_equal_figures_give_equal_bytes(key: str, noisy: Analysis) -> None:
-    first, second = drawn(key, noisy), drawn(key, noisy)
-    assert svg_bytes(first) == svg_bytes(second)
-    assert pdf_bytes(first) == pdf_bytes(second)
+def saved_by_matplotlib(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(
+            buffer, format=kind, metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        )
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "write"), [("svg", svg_bytes), ("pdf", pdf_bytes)])
+def test_equal_figures_give_equal_bytes_and_those_of_savefig(
+    kind: str, write: Callable[[Figure], bytes], noisy: Analysis
+) -> None:
+    assert write(drawn("n_star", noisy)) == saved_by_matplotlib(drawn("n_star", noisy), kind)
 
 
 def test_an_inline_figure_has_ids_of_its_own_and_no_address(pair: Analysis) -> None:
@@ -322,7 +340,11 @@ def test_an_inline_figure_has_ids_of_its_own_and_no_address(pair: Analysis) -> N
 def test_many_evaluations_stay_a_small_file() -> None:
     marks = np.geomspace(2000, 2e6, 200)
     cells = [cell_rows(n, LATE, bp, marks=marks) for bp in (16, 32, 64) for n in (2, 4, 8, 16, 32)]
-    assert len(svg_bytes(drawn("frontier", analysed(*cells)))) < 300_000
+    analysis = analysed(*cells)
+    written = svg_bytes(drawn("frontier", analysis))
+    assert len(written) < 300_000
+    # The points are an image, of the same resolution.
+    assert written == saved_by_matplotlib(drawn("frontier", analysis), "svg")
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +360,7 @@ def with_dollars() -> Analysis:
 
 @pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.key)
 def test_a_dollar_sign_in_a_name_begins_no_formula(kind: Any, with_dollars: Analysis) -> None:
-    figure = kind.draw(with_dollars)
+    figure = drawn_or_none(kind.key, with_dollars)
     if kind.key in ("frontier", "joint_frontier", "sensitivity", "overfitting"):
         assert figure is not None
         assert any("x_{" in words for words in texts(figure))

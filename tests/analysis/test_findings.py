@@ -125,17 +125,16 @@ def numbers(found: Analysis) -> list[object]:
 
 def test_the_same_table_and_seed_give_the_same_numbers() -> None:
     options = FitOptions(replicates=50)
-    assert numbers(analyse(noisy(), options)) == numbers(analyse(noisy(), options))
+    found = analyse(noisy(), options)
+    assert numbers(found) == numbers(analyse(noisy(), options))
     other = analyse(noisy(), replace(options, seed=1))
-    assert other.frontier.points != analyse(noisy(), options).frontier.points
-    assert [p.reward for p in other.frontier.points] == [
-        p.reward for p in analyse(noisy(), options).frontier.points
-    ]
+    assert other.frontier.points != found.frontier.points
+    assert [p.reward for p in other.frontier.points] == [p.reward for p in found.frontier.points]
 
 
 def test_more_confidence_gives_wider_intervals() -> None:
     def width(confidence: float) -> float:
-        found = analyse(noisy(), FitOptions(replicates=200, confidence=confidence)).budgets[0].reward_interval
+        found = analyse(noisy(), FitOptions(replicates=100, confidence=confidence)).budgets[0].reward_interval
         assert found is not None
         return found[1] - found[0]
 
@@ -203,8 +202,8 @@ def test_a_metric_that_never_changes_gives_level_curves(share: float) -> None:
     assert {point.rollouts_per_problem for point in found.frontier.points} == {4}
 
 
-@pytest.mark.parametrize("lost", range(6))
-def test_losing_any_cell_still_gives_an_analysis(lost: int) -> None:
+@pytest.mark.parametrize("lost", [0, 2, 4])  # the smallest n, the largest, and one between of the other B_p
+def test_losing_a_cell_still_gives_an_analysis(lost: int) -> None:
     shapes = [(4, FAST), (16, HIGH), (64, (0.3, 0.75, 2e4, 1.0))]
     draw = np.random.default_rng(1)
     cells = [

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.frontier import FrontierPoint, crossovers, frontier_points, frontier_table
-from analysis.fitting.landscape import best_by_n, compute_grid, landscape, table_budgets
+from analysis.fitting.landscape import Landscape, best_by_n, compute_grid, landscape, table_budgets
 from analysis.fitting.observations import Allocation
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 
@@ -18,8 +18,12 @@ FAST: Sigmoid = (0.3, 0.6, 2000.0, 1.0)
 HIGH: Sigmoid = (0.3, 0.7, 5000.0, 1.0)
 
 
+def points_over(land: Landscape) -> list[FrontierPoint]:
+    return frontier_points(land, best_by_n(land), 0.9)
+
+
 def points_of(*curves: AllocationCurve, at: NDArray[np.float64] | None = None) -> list[FrontierPoint]:
-    return frontier_points(landscape(curves, compute_grid(curves) if at is None else at), 0.9)
+    return points_over(landscape(curves, compute_grid(curves) if at is None else at))
 
 
 def shifts(sd: float, seed: int) -> NDArray[np.float64]:
@@ -28,7 +32,7 @@ def shifts(sd: float, seed: int) -> NDArray[np.float64]:
 
 def test_the_crossing_of_two_curves_is_found_where_they_are_equal() -> None:
     land = landscape([curve_of(4, FAST), curve_of(16, HIGH)], np.geomspace(1e3, 1e5, 50))
-    (change,) = crossovers(land, frontier_points(land, 0.9), 0.9)
+    (change,) = crossovers(land, points_over(land), 0.9)
     assert (change.before, change.after, change.kind) == (4, 16, "crossing")
     assert change.compute == pytest.approx(7000.0, rel=1e-6)
     assert change.compute_interval is None
@@ -62,7 +66,7 @@ def test_the_frontier_never_leaves_an_allocations_observed_compute() -> None:
 def test_a_change_where_an_allocations_observations_begin_is_no_crossing() -> None:
     late = curve_of(64, (0.3, 0.9, 2000.0, 1.0), span=(2e4, 1e5))
     land = landscape([curve_of(4, FAST), late], compute_grid([curve_of(4, FAST), late]))
-    points = frontier_points(land, 0.9)
+    points = points_over(land)
     (change,) = crossovers(land, points, 0.9)
     assert change.kind == "coverage"
     assert change.compute_interval is None
@@ -72,7 +76,7 @@ def test_a_change_where_an_allocations_observations_begin_is_no_crossing() -> No
 
 def test_equal_rewards_go_to_the_smaller_n_and_to_no_crossing() -> None:
     land = landscape([curve_of(4, FAST), curve_of(16, FAST)], np.geomspace(1e3, 1e5, 20))
-    points = frontier_points(land, 0.9)
+    points = points_over(land)
     assert {point.rollouts_per_problem for point in points} == {4}
     assert crossovers(land, points, 0.9) == []
     assert set(best_by_n(land).log2_n_star) == {2.0}
@@ -91,7 +95,7 @@ def test_the_grid_ends_where_the_first_complete_cell_ends() -> None:
 def test_a_change_of_problems_per_batch_alone_is_no_crossover_of_n() -> None:
     curves = [curve_of(4, FAST), curve_of(4, HIGH, problems=32)]
     land = landscape(curves, compute_grid(curves))
-    points = frontier_points(land, 0.9)
+    points = points_over(land)
     assert {point.problems_per_batch for point in points} == {16, 32}
     assert crossovers(land, points, 0.9) == []
     assert not any(point.is_contested for point in points)
@@ -152,7 +156,7 @@ def test_the_interval_of_a_crossing_moves_with_the_curves() -> None:
     drawn = np.linspace(-0.01, 0.01, 1001)
     curves = [curve_of(4, FAST, replicates=0 * drawn), curve_of(16, HIGH, replicates=drawn)]
     land = landscape(curves, np.geomspace(1e3, 1e5, 120))
-    (change,) = crossovers(land, frontier_points(land, 0.9), 0.9)
+    (change,) = crossovers(land, points_over(land), 0.9)
     assert change.compute_interval is not None
     low, high = change.compute_interval
     assert low < 7000 < high
@@ -165,7 +169,7 @@ def test_a_crossing_that_many_replicates_do_not_have_gets_no_interval() -> None:
     drawn = shifts(0.2, 1)  # the curves differ by at most 0.1
     curves = [curve_of(4, FAST, replicates=0 * drawn), curve_of(16, HIGH, replicates=drawn)]
     land = landscape(curves, np.geomspace(1e3, 1e5, 120))
-    (change,) = crossovers(land, frontier_points(land, 0.9), 0.9)
+    (change,) = crossovers(land, points_over(land), 0.9)
     assert change.compute_interval is None
 
 
@@ -240,7 +244,7 @@ def test_of_several_crossings_in_a_replicate_the_nearest_counts() -> None:
     lead = np.log(compute[:, None] / places[:, None, :]).prod(axis=0)
     curves = [curve_of(4, FAST), curve_of(16, HIGH)]
     land = replace(landscape(curves, compute), replicates=np.stack([0 * lead, lead]))
-    (change,) = crossovers(land, frontier_points(land, 0.9), 0.9)
+    (change,) = crossovers(land, points_over(land), 0.9)
     # 5 % and 95 % of evenly spaced places.
     assert change.compute_interval == pytest.approx((6100.0, 7900.0), rel=5e-3)
 

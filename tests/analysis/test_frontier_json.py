@@ -3,16 +3,17 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.diagnostics.diagnosis import diagnose
 from analysis.findings import Analysis, analyse
 from analysis.options import FitOptions
 from analysis.reading.sources import read_run
-from analysis.report.diagnosis import diagnose
 from analysis.report.frontier_json import frontier_json, json_bytes
 from analysis.report.words import verdict
 from analysis.synthetic import SyntheticGrid, SyntheticLaw, synthetic_grid
@@ -22,6 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "frontier_json.md"
 PLAIN: dict[str, Any] = {"text": str, "integer": int, "number": (int, float), "boolean": bool}
 
 
+@cache
 def documented() -> dict[str, dict[str, str]]:
     """By object the type of each key, as the page's tables state them."""
     objects: dict[str, dict[str, str]] = {}
@@ -132,19 +134,26 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Analysis]:
     }
 
 
+@pytest.fixture(scope="module")
+def contents(studies: dict[str, Analysis]) -> dict[str, dict[str, Any]]:
+    """The file of each study."""
+    return {name: content_of(analysis) for name, analysis in studies.items()}
+
+
 def test_every_key_is_documented_with_its_type_and_every_documented_key_occurs(
-    studies: dict[str, Analysis],
+    contents: dict[str, dict[str, Any]],
 ) -> None:
     seen: set[tuple[str, str]] = set()
-    for name, analysis in studies.items():
-        check(content_of(analysis), "File", name, seen)
+    for name, content in contents.items():
+        check(content, "File", name, seen)
     everything = {(kind, key) for kind, keys in documented().items() for key in keys}
     assert everything - seen == set()
 
 
-def test_columns_have_one_length_and_hold_the_analysis(studies: dict[str, Analysis]) -> None:
-    analysis = studies["law"]
-    content = content_of(analysis)
+def test_columns_have_one_length_and_hold_the_analysis(
+    studies: dict[str, Analysis], contents: dict[str, dict[str, Any]]
+) -> None:
+    analysis, content = studies["law"], contents["law"]
     frontier = content["frontier"]
     assert {len(column) for column in frontier.values()} == {len(analysis.land.compute)}
     middle = analysis.frontier.points[60]
@@ -159,16 +168,17 @@ def test_columns_have_one_length_and_hold_the_analysis(studies: dict[str, Analys
     assert 2 ** content["law"]["parameters"]["L_plus_b"]["low"] < fit.plateau
 
 
-def test_the_isotonic_corners_redraw_the_isotonic_curve(studies: dict[str, Analysis]) -> None:
-    analysis = studies["law"]
-    for curve, written in zip(analysis.curves, content_of(analysis)["allocations"], strict=True):
+def test_the_isotonic_corners_redraw_the_isotonic_curve(
+    studies: dict[str, Analysis], contents: dict[str, dict[str, Any]]
+) -> None:
+    for curve, written in zip(studies["law"].curves, contents["law"]["allocations"], strict=True):
         at = np.log10(written["isotonic"]["compute"])
         redrawn = np.interp(curve.isotonic.log10_compute, at, written["isotonic"]["reward"])
         np.testing.assert_allclose(redrawn, curve.isotonic.reward, atol=1e-12)
 
 
-def test_what_is_not_identified_is_null(studies: dict[str, Analysis]) -> None:
-    content = content_of(studies["bare"])
+def test_what_is_not_identified_is_null(contents: dict[str, dict[str, Any]]) -> None:
+    content = contents["bare"]
     assert content["law"]["parameters"] is None
     assert content["resampling"] == {"over": [], "missing": ["everything: no replicates were asked for"]}
     assert set(content["frontier"]["reward_low"]) == {None}

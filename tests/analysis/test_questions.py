@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from analysis.fitting.curves import AllocationCurve
 from analysis.fitting.frontier import frontier_points
-from analysis.fitting.landscape import BestN, Landscape, compute_grid, landscape
+from analysis.fitting.landscape import BestN, Landscape, best_by_n, compute_grid, landscape
 from analysis.fitting.observations import Allocation, Observations
 from analysis.fitting.questions import Frontier, Question, answer, constant_n, n_star, questions
+from analysis.fitting.verdict import NStar
 from tests.analysis.conftest import Sigmoid, curve_of, sigmoid
 
 SHAPE: Sigmoid = (0.3, 0.6, 2000.0, 1.0)
@@ -117,11 +118,16 @@ def landscape_of(curves: list[AllocationCurve]) -> Landscape:
     return landscape(curves, compute_grid(curves))
 
 
+def stars_of(land: Landscape, groups: list[Observations]) -> NStar:
+    best = best_by_n(land)
+    return n_star(land, best, frontier_points(land, best, 0.9), groups, 0.9)
+
+
 def test_the_law_sees_contested_computes_only() -> None:
     alone = curve_of(4, SHAPE, span=(1e3, 1e5))
     late = curve_of(16, (0.3, 0.7, 5000.0, 1.0), span=(1e4, 1e5))
     land = landscape_of([alone, late])
-    found = n_star(land, frontier_points(land, 0.9), observed([alone, late]), 0.9)
+    found = stars_of(land, observed([alone, late]))
     assert 10 ** found.x.min() >= 1e4
     assert found.grid_n == (4, 16)
     assert set(found.log2_n) <= {2.0, 4.0}
@@ -130,10 +136,9 @@ def test_the_law_sees_contested_computes_only() -> None:
 def test_common_computes_count_once_however_many_allocations_were_evaluated_there() -> None:
     curves = grid((16, 4), (16, 8), (16, 16))
     land = landscape_of(curves)
-    points = frontier_points(land, 0.9)
-    assert n_star(land, points, observed(curves, points=20), 0.9).evaluations == 20
+    assert stars_of(land, observed(curves, points=20)).evaluations == 20
     others = observed(grid((32, 64)), points=33)  # not of this landscape
-    assert n_star(land, points, [*observed(curves, points=20), *others], 0.9).evaluations == 20
+    assert stars_of(land, [*observed(curves, points=20), *others]).evaluations == 20
 
 
 def test_the_largest_n_of_a_ragged_grid_is_its_edge_where_it_leads() -> None:
@@ -144,7 +149,7 @@ def test_the_largest_n_of_a_ragged_grid_is_its_edge_where_it_leads() -> None:
     def edge(leader: tuple[int, int]) -> Allocation | None:
         curves = [curve_of(n, best if (p, n) == leader else SHAPE, problems=p) for p, n in shapes]
         land = landscape_of(curves)
-        return n_star(land, frontier_points(land, 0.9), observed(curves), 0.9).edge
+        return stars_of(land, observed(curves)).edge
 
     assert edge((16, 32)) == Allocation(32, 16)
     assert edge((32, 16)) == Allocation(16, 32), "B_max is why 32 problems were not tried with n = 32"
@@ -160,7 +165,7 @@ def test_an_n_that_every_compute_leaves_possible_is_listed() -> None:
         curve_of(16, (0.3, 0.4, 2000.0, 1.0), replicates=drawn),
     ]
     land = landscape_of(curves)
-    assert n_star(land, frontier_points(land, 0.9), observed(curves), 0.9).unrejected_n == (4, 8)
+    assert stars_of(land, observed(curves)).unrejected_n == (4, 8)
 
 
 def best_of(reward: NDArray[np.float64], sd: float, seed: int, replicates: int = 400) -> BestN:

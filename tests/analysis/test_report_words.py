@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.diagnostics.diagnosis import Diagnosis, diagnose, score_noise
 from analysis.diagnostics.overfitting import overfitting_onset
 from analysis.findings import Analysis, analyse
 from analysis.fitting.frontier import Crossover, FrontierPoint
 from analysis.fitting.law import LawFit
 from analysis.fitting.verdict import Form, LawVerdict
 from analysis.options import FitOptions
-from analysis.report.diagnosis import Diagnosis, diagnose, score_noise
 from analysis.report.words import (
     best_n_words,
     end_words,

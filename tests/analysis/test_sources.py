@@ -1,6 +1,7 @@
 """Run folders and tidy tables, whole and damaged, become the same tables."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,26 @@ def test_unreadable_states_are_named_and_their_rows_used(run):
     assert len(tables.history) == 12
     words = "every cell of quickstart, such as bp16-n16-s0: state.json cannot be read; it is ignored"
     assert tables.complaints == {"grid": [words]}
+
+
+def test_a_run_of_format_version_2_is_read_and_its_cancelled_cells_rows_are_used(run, tmp_path):
+    content = yaml.safe_load((run / "grid.yaml").read_text())
+    content |= {"version": 2, "submissions": [{"at": 0.0, "versions": {}, "changed": []}]}
+    later = tmp_path / "later"
+    later.mkdir()
+    (later / "grid.yaml").write_text(yaml.safe_dump(content))
+    spent = {"own_failures": 1, "preemptions": 0, "at_step": 2}
+    others = {"version": 2, "spent": spent, "deviations": ["from step 2 on: ranks 1 -> 2"]}
+    cell = write_cell(later, "bp16-n4-s0", rows_of("bp16-n4-s0"), "cancelled", reason="by hand", **others)
+    (cell / "attempts" / "1").mkdir(parents=True)
+    (cell / "attempts" / "1" / "attempt.json").write_text('{"attempt": 1, "outcome": "cancelled"}')
+    tables = read_run(later)
+    assert tables.history["step"].tolist() == [1, 2, 3, 4]
+    assert tables.states == {"bp16-n4-s0": "cancelled"} and tables.reasons == {"bp16-n4-s0": "by hand"}
+    assert tables.deviations == {"bp16-n4-s0": ("from step 2 on: ranks 1 -> 2",)}
+    assert "bp16-n4-s0" not in tables.complaints
+    assert read_run(run).deviations == {}
+    assert len(read_sources([run, later])) == 1, "one setting, whatever the version"
 
 
 def test_cells_without_rows_keep_state_and_reason(run):
@@ -343,7 +364,10 @@ def test_of_a_cell_in_two_sources_the_one_with_more_compute_is_kept():
     cell = "bp16-n4-s0"
     short = build_tables("short", {cell: rows_of(cell, 2, 0.5)}, None, {cell: "failed"}, {cell: "lost"}, None)
     long = build_tables("long", {cell: rows_of(cell, 3)}, {"avg_at_4": 0.1}, {cell: "finished"}, {}, None)
+    short = replace(short, deviations={cell: ("ranks 2 -> 1",)})
+    long = replace(long, deviations={cell: ("ranks 1 -> 2",)})
     for tables in (merge([short, long]), merge([long, short])):
+        assert tables.deviations == {cell: ("ranks 1 -> 2",)}
         assert tables.history["avg_at_4"].tolist() == [0.25] * 3
         assert tables.states == {cell: "finished"} and tables.reasons == {}
         assert tables.base == {"compute_rollouts": 0, "avg_at_4": 0.1}

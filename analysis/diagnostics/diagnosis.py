@@ -1,4 +1,4 @@
-"""The diagnostics of one analysis, computed once for the verdict, the page and ``frontier.json``."""
+"""The diagnostics of one analysis, computed once for the verdict, the figures, the page and ``frontier.json``."""
 
 from dataclasses import dataclass
 
