@@ -300,6 +300,30 @@ class CommitsSpec(StrictModel):
     """Checkpoints kept of each cell."""
 
 
+class FailuresSpec(StrictModel):
+    """What may go wrong before a cell is given up. Counts start anew with each commit that a cell gets further."""
+
+    phase_repeats: Annotated[int, Field(ge=0, le=100, strict=True)] = 2
+    """How often one phase of sampling or grading is repeated after its engine or grader was lost or failed."""
+    own_failures: Annotated[int, Field(ge=0, le=1000, strict=True)] = 3
+    """New attempts after a failure of the cell's own: a learner that died or hung, an error of no known kind."""
+    preemptions: Annotated[int, Field(ge=0, le=100_000, strict=True)] = 100
+    """New attempts after the loss of a node."""
+    backoff_seconds: float = Field(default=2.0, ge=0, le=3600)
+    """Wait before the first new attempt; doubled for each further one."""
+    longest_backoff_seconds: float = Field(default=300.0, ge=0, le=86_400)
+    """Largest wait before a new attempt."""
+    stall_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    """A phase in which nothing moves for so long has failed: its process is dumped, ended and started again."""
+    start_seconds: float = Field(default=1800.0, ge=1, le=86_400)
+    """Longest start of an engine, learner group or grader, once the cluster has given it its place, and longest load or save
+    of a checkpoint."""
+    grace_seconds: float = Field(default=1.5, ge=0, le=86_400)
+    """What cells get to commit when the run is told to stop. Ray kills a stopped job after 3 seconds by default."""
+    collapsed_steps: PositiveInt = 200
+    """A cell whose every reward was zero in so many steps on end, after better ones, has diverged."""
+
+
 class GridSpec(StrictModel):
     """One grid: what a YAML file holds."""
 
@@ -327,5 +351,7 @@ class GridSpec(StrictModel):
     """MLflow."""
     commits: CommitsSpec = CommitsSpec()
     """Checkpoints."""
+    failures: FailuresSpec = FailuresSpec()
+    """Retries, time limits, and when a cell has diverged."""
     assumptions: list[str] = []
     """Settings that a publication leaves open, in words; ``plan`` repeats them."""

@@ -1,22 +1,19 @@
 """The life of one cell: sample, grade, update, evaluate at the common marks, commit."""
 
 import asyncio
-import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
-from grids.spec import GridSpec
-from orchestrator.data import GridData
-from orchestrator.pools import LearnerGroup, Pools, Ref, require_agreement
-from orchestrator.progress import Progress, accelerator_seconds
-from orchestrator.store import CellStore, State
-from workers.grading import evenly_spaced
-from workers.problems import batch_indices
-from workers.rollouts import rollout_seed
-from workers.sampler import SamplingRequest
+from orchestrator.agreement import require_agreement
+from orchestrator.clock import Clock
+from orchestrator.layout import layout_changes
+from orchestrator.phases import Phases, Stopped, training_batch
+from orchestrator.pools import LearnerGroup, Ref
+from orchestrator.progress import Progress, accelerator_seconds, divergence
+from orchestrator.store import CellState, CellStore, State
+from workers.learner import Diverged
 
 T = TypeVar("T")
 
@@ -31,60 +28,7 @@ class Listener(Protocol):
         """A history row has been written."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Problems to sample, with their gold answers."""
-
-    request: SamplingRequest
-    golds: list[str]
-
-
-def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
-    """What update ``step`` (from 1) of a cell trains on: a pure function of (cell, step)."""
-    indices = batch_indices(cell.seed, step, cell.problems_per_batch, len(data.train))
-    seeds = [rollout_seed(cell.id, step, position) for position in range(len(indices))]
-    prompts = [data.train.prompts[i] for i in indices]
-    return Batch(
-        SamplingRequest(prompts, seeds, cell.rollouts_per_problem), [data.train.golds[i] for i in indices]
-    )
-
-
-def evaluation_request(spec: GridSpec, data: GridData) -> SamplingRequest:
-    """The validation request, the same for all cells and steps, so that cells are compared on common random numbers."""
-    seeds = [rollout_seed("evaluation", position) for position in range(len(data.validation))]
-    return SamplingRequest(data.validation.prompts, seeds, spec.evaluation.samples_per_problem)
-
-
-def probe_batch(spec: GridSpec, data: GridData) -> Batch:
-    """The train probe: evenly spaced training problems, the same for all cells and steps."""
-    probe = spec.evaluation.train_probe
-    indices = evenly_spaced(probe.problems, len(data.train))
-    seeds = [rollout_seed("train-probe", position) for position in range(len(indices))]
-    prompts = [data.train.prompts[i] for i in indices]
-    return Batch(
-        SamplingRequest(prompts, seeds, probe.samples_per_problem), [data.train.golds[i] for i in indices]
-    )
-
-
-async def evaluate(
-    pools: Pools, spec: GridSpec, data: GridData, weights: Ref
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
-    started = time.monotonic()
-    rollouts, _ = await pools.samplers.sample(evaluation_request(spec, data), weights)
-    columns, samples = await pools.grader.evaluate.remote(
-        rollouts, data.validation.golds, spec.evaluation.kept_rollouts
-    )
-    if spec.evaluation.train_probe.problems:
-        probe = probe_batch(spec, data)
-        rollouts, _ = await pools.samplers.sample(probe.request, weights)
-        probe_columns, failures = await pools.grader.probe.remote(rollouts, probe.golds)
-        columns |= probe_columns
-        columns["eval_verifier_failures"] += failures
-    return columns | {"seconds_evaluating": time.monotonic() - started}, samples
-
-
-async def _whole(writing: Coroutine[Any, Any, T]) -> T:
+async def whole(writing: Coroutine[Any, Any, T]) -> T:
     """Let a write to the store end before a cancellation goes on: the store is for one thread at a time."""
     task = asyncio.ensure_future(writing)
     try:
@@ -100,36 +44,66 @@ class CellRun:
     def __init__(
         self,
         cell: Cell,
-        spec: GridSpec,
-        data: GridData,
-        pools: Pools,
+        phases: Phases,
         learner: LearnerGroup,
         store: CellStore,
+        layout: dict[str, Any],
+        clock: Clock,
         listener: Listener,
     ) -> None:
         """Hold what the attempt needs; ``run`` does the work."""
-        self._cell, self._spec, self._data = cell, spec, data
-        self._pools, self._learner, self._store = pools, learner, store
-        self._listener = listener
-        self._marks = frozenset(evaluated_steps(cell, spec.evaluation))
+        self._cell, self._phases, self._learner = cell, phases, learner
+        self._spec, self._data = phases.spec, phases.data
+        self._store, self._layout, self._clock, self._listener = store, layout, clock, listener
+        self._marks = frozenset(evaluated_steps(cell, self._spec.evaluation))
+        self._progress = Progress()
+        self._committed_step = 0
+        self._committed_at = 0.0
+        self.phase = ""
+        """What it is doing, for the record of an attempt that ends here."""
 
     async def run(self) -> None:
         """Train from the last commit to the end; the cell is then committed as finished.
 
         Raises:
+            Stopped: told to stop between two updates; what was done is committed.
+            Diverged: the cell's settings lead nowhere.
             Disagreement: at the first step the sampler's log-probabilities are not the learner's.
-            ray.exceptions.RayTaskError: whatever a worker raised.
+            Exception: whatever a phase ended with.
         """
-        cell, store = self._cell, self._store
-        state = await _whole(asyncio.to_thread(store.start_attempt))
-        commit = state.commit
-        progress = Progress(**commit.progress) if commit else Progress()
+        state = await whole(asyncio.to_thread(self._store.start_attempt))
+        weights = await self._take_up(state)
+        try:
+            await self._train(f"{self._cell.id}/attempt-{state.attempt}/step-", weights)
+        except Stopped:
+            # Phases that can be stopped leave the learner as it is after the last step that was counted.
+            if self._progress.step > self._committed_step:
+                await whole(self._commit(State.RUNNING))
+            raise
+
+    async def _take_up(self, state: CellState) -> Ref:
+        """Load the last commit; a reference to its weights."""
+        commit, store = state.commit, self._store
         checkpoint = store.folder / commit.checkpoint if commit and commit.checkpoint else None
+        if commit:
+            self._progress = Progress(**commit.progress)
+            self._committed_step = commit.step
+            changes = layout_changes(commit.layout, self._layout)
+            if changes:
+                note = f"from step {commit.step} on computed with another layout: {', '.join(changes)}"
+                deviations = tuple(dict.fromkeys((*state.deviations, note)))
+                await whole(asyncio.to_thread(store.set_state, State.RUNNING, deviations=deviations))
+                store.log(f"no longer bit for bit: {note}")
+        self._committed_at = self._clock.monotonic()
+        self.phase = "taking up its commit"
+        version = f"{self._cell.id}/attempt-{state.attempt}/step-{self._progress.step}"
+        return await self._learner.begin_cell(version, checkpoint)
+
+    async def _train(self, version: str, weights: Ref) -> None:
+        cell, progress = self._cell, self._progress
         first_step = progress.step + 1
-        version = f"{cell.id}/attempt-{state.attempt}/step-"
-        weights = await self._learner.begin_cell(f"{version}{progress.step}", checkpoint)
-        committed_at = time.monotonic()
-        committed_step = progress.step
+        if self._owes_row():
+            await self._record(weights)
         for step in range(first_step, cell.update_steps + 1):
             metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
             if step == first_step:
@@ -139,23 +113,38 @@ class CellRun:
             )
             progress.add_step(metrics, tokens, seconds)
             self._listener.step(cell, step)
-            if step in self._marks:
-                await self._record(progress, weights)
-            due = time.monotonic() - committed_at >= self._spec.commits.every_minutes * 60
-            if step < cell.update_steps and (due or step - committed_step >= self._spec.commits.every_steps):
-                await _whole(self._commit(progress, State.RUNNING))
-                committed_at, committed_step = time.monotonic(), step
-        await _whole(self._commit(progress, State.FINISHED))
+            await whole(asyncio.to_thread(self._store.log, f"step {step}"))
+            if self._owes_row():
+                await self._record(weights)
+            diverged = divergence(metrics, progress, self._spec.failures.collapsed_steps)
+            if diverged:
+                raise Diverged(f"step {step}: {diverged}")
+            if step < cell.update_steps and self._commit_is_due():
+                await whole(self._commit(State.RUNNING))
+        await whole(self._commit(State.FINISHED))
+
+    def _owes_row(self) -> bool:
+        """Whether the last step reached a mark whose row is not written: also after a stop in the middle of its evaluation."""
+        return self._progress.step in self._marks and self._progress.steps_since_row > 0
+
+    def _commit_is_due(self) -> bool:
+        waited = self._clock.monotonic() - self._committed_at
+        commits = self._spec.commits
+        # A clock that went back would put the commit off.
+        due = waited >= commits.every_minutes * 60 or waited < 0
+        return due or self._progress.step - self._committed_step >= commits.every_steps
 
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
-        rollouts, seconds_sampling = await self._pools.samplers.sample(batch.request, weights)
-        rewards, summary = self._pools.grader.grade_batch.options(num_returns=2).remote(rollouts, batch.golds)
-        failures, seconds_grading = await summary
+        self.phase = f"sampling of step {step}"
+        rollouts, seconds_sampling = await self._phases.sample(batch, weights)
+        self.phase = f"grading of step {step}"
+        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
+        self.phase = f"learning of step {step}"
         metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards)
         metrics |= {
             "verifier_failures": float(failures),
@@ -170,10 +159,11 @@ class CellRun:
         column = "logprob_difference" if dtype == "float32" else "logprob_mean_difference"
         require_agreement(metrics[column], dtype, f"at step {step} of {self._cell.id}")
 
-    async def _record(self, progress: Progress, weights: Ref) -> None:
+    async def _record(self, weights: Ref) -> None:
         """Evaluate and write a history row."""
-        cell = self._cell
-        evaluation, samples = await evaluate(self._pools, self._spec, self._data, weights)
+        cell, progress = self._cell, self._progress
+        self.phase = f"evaluation at step {progress.step}"
+        evaluation, samples = await self._phases.evaluate(weights)
         row = {
             "cell": cell.id,
             "problems_per_batch": cell.problems_per_batch,
@@ -186,16 +176,21 @@ class CellRun:
             "epochs": progress.step * cell.problems_per_batch / len(self._data.train),
             **evaluation,
             **progress.close_interval(),
-            "logged_at_ms": time.time_ns() // 1_000_000,
+            "logged_at_ms": int(self._clock.wall() * 1000),
         }
-        await _whole(asyncio.to_thread(self._store.append_row, row))
-        await _whole(asyncio.to_thread(self._store.write_samples, progress.step, samples))
+        await whole(asyncio.to_thread(self._store.append_row, row))
+        await whole(asyncio.to_thread(self._store.write_samples, progress.step, samples))
         self._listener.row(cell, row)
 
-    async def _commit(self, progress: Progress, state: State) -> None:
-        folder: Path = await asyncio.to_thread(self._store.begin_checkpoint, progress.step)
+    async def _commit(self, state: State) -> None:
+        progress, store = self._progress, self._store
+        self.phase = f"commit of step {progress.step}"
+        folder: Path = await asyncio.to_thread(store.begin_checkpoint, progress.step)
         await self._learner.save(folder)
-        await asyncio.to_thread(self._store.complete_checkpoint, folder)
-        await asyncio.to_thread(self._store.commit, progress.step, folder, progress.to_dict(), state)
+        await asyncio.to_thread(store.complete_checkpoint, folder)
+        await asyncio.to_thread(
+            store.commit, progress.step, folder, progress.to_dict(), state, layout=self._layout
+        )
+        self._committed_step, self._committed_at = progress.step, self._clock.monotonic()
         if state is State.FINISHED:
-            self._store.close()
+            store.close()

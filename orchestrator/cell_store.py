@@ -7,33 +7,35 @@ dropped by ``CellStore.restore``.
 """
 
 import json
-import logging
 import os
-import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cell_state import FORMAT_VERSION, CellState, Commit, State, StoreDamaged
+from orchestrator import checkpoint_folders
+from orchestrator.attempts import Attempts
+from orchestrator.cell_state import (
+    FORMAT_VERSION,
+    AttemptRecord,
+    CellState,
+    Commit,
+    Spent,
+    State,
+    StoreDamaged,
+)
+from orchestrator.checkpoint_folders import MARKER, MEND
 from orchestrator.files import (
-    is_temporary,
+    FencedFiles,
+    append_all,
     make_folder,
     read_bytes,
-    sync_file,
-    sync_folder,
-    write_all,
-    write_atomically,
+    read_last_line,
+    remove_temporaries,
 )
 
-log = logging.getLogger(__name__)
-
-MARKER = "COMPLETE"
 CHECKPOINTS_KEPT = 2
-_MEND = "put it back, or remove the cell's folder to train the cell again"
-_CHECKPOINT = re.compile(r"^step_(\d+)-e(\d+)-a(\d+)$")
 
 
 class CellStore:
@@ -49,22 +51,18 @@ class CellStore:
     ) -> None:
         self.folder = folder
         self.cell = cell
-        self._epoch = epoch
-        self._check = check
+        self._files = FencedFiles(folder, epoch, check)
+        self._attempts = Attempts(self._files)
         self._keep = keep
         self._history: int | None = None  # descriptor for appending, opened by restore
         self._history_rows = 0
+        self._attempt: int | None = None  # the one that this store started
 
     # State
 
     def read(self) -> CellState:
         """The cell's state; pending when it was never written. Raises StoreDamaged."""
-        path = self.folder / "state.json"
-        try:
-            data = read_bytes(path)
-        except FileNotFoundError:
-            return CellState(cell=self.cell)
-        return CellState.from_bytes(data, path)
+        return read_state(f"{self.folder}/state.json", self.cell)
 
     def write(self, state: CellState) -> CellState:
         """Replace the state, stamped with epoch and time; what was written.
@@ -72,21 +70,41 @@ class CellStore:
         Raises LeaseLost when another controller has taken over, RuntimeError for a cell that is finished.
         """
         self._refuse_finished()
-        stamped = replace(state, epoch=self._epoch, updated_at=time.time())
-        self._write_file(self.folder / "state.json", stamped.to_bytes())
-        return stamped
+        return self._write_state(state)
 
-    def set_state(self, state: State, reason: str | None = None) -> CellState:
-        """Change the state and its reason; attempt and commit stay."""
-        return self.write(replace(self.read(), state=state, reason=reason))
+    def set_state(
+        self,
+        state: State,
+        reason: str | None = None,
+        *,
+        spent: Spent | None = None,
+        deviations: tuple[str, ...] | None = None,
+    ) -> CellState:
+        """Change the state and its reason; attempt and commit stay, ``spent`` and ``deviations`` where None."""
+        present = self.read()
+        return self.write(
+            replace(
+                present,
+                state=state,
+                reason=reason,
+                spent=present.spent if spent is None else spent,
+                deviations=present.deviations if deviations is None else deviations,
+            )
+        )
 
-    def start_attempt(self) -> CellState:
-        """Restore to the last commit and count one more attempt; the new state (running), whose ``commit`` to
-        resume from.
+    def reopen(self, update_steps: int) -> CellState:
+        """Make a finished cell pending again that now has ``update_steps`` to do; its commit stays.
+
+        Raises RuntimeError for a cell that is not finished or has done as many.
         """
-        self.restore()
-        state = self.read()
-        return self.write(replace(state, state=State.RUNNING, attempt=state.attempt + 1, reason=None))
+        present = self.read()
+        if present.state is not State.FINISHED or not present.commit or present.commit.step >= update_steps:
+            done = present.commit.step if present.commit else 0
+            raise RuntimeError(
+                f"{self.cell} is {present.state} at step {done} of {update_steps}; only a finished cell that has "
+                "more steps to do is opened again"
+            )
+        return self._write_state(replace(present, state=State.PENDING, reason=None))
 
     # History
 
@@ -98,13 +116,8 @@ class CellStore:
         """
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         history = self._open_history()
-        self._fence()
-        end = os.fstat(history).st_size
-        try:
-            write_all(history, line)
-        except OSError:
-            os.ftruncate(history, end)  # a full disk took half the line: the next row must not be glued to it
-            raise
+        self._files.fence()
+        append_all(history, line)
         self._history_rows += 1
 
     def rows(self) -> list[dict[str, Any]]:
@@ -126,22 +139,33 @@ class CellStore:
                 ) from error
         return rows
 
+    def last_row(self) -> dict[str, Any] | None:
+        """The last complete history row, None when there is none; reads only the end of the file."""
+        path = f"{self.folder}/history.jsonl"
+        line = read_last_line(path)
+        try:
+            return json.loads(line) if line is not None else None
+        except ValueError as error:
+            raise StoreDamaged(
+                f"{path}: its last row is not JSON; remove the cell's folder to train it again"
+            ) from error
+
     # Checkpoints and commits
 
     def begin_checkpoint(self, step: int) -> Path:
         """An empty folder to write the checkpoint of ``step`` into; it counts once ``complete_checkpoint``
         has marked it.
         """
-        self._fence()
+        self._files.fence()
         state = self.read()
-        name = f"step_{step:08d}-e{self._epoch:04d}-a{state.attempt}"
+        name = checkpoint_folders.folder_name(step, self._files.epoch, state.attempt)
         if state.commit and state.commit.checkpoint == f"checkpoints/{name}":
             raise RuntimeError(
                 f"{self.cell}: {name} is committed; commit it again instead of writing it anew"
             )
         path = make_folder(self.folder / "checkpoints") / name
         if path.exists():
-            _remove_checkpoint(path)
+            checkpoint_folders.remove(path)
         path.mkdir()
         return path
 
@@ -149,15 +173,9 @@ class CellStore:
         """Force everything under ``path`` to disk, then mark it complete; the marker lists the files and
         their sizes.
         """
-        sizes = _sizes(path)
-        if not sizes:
-            raise RuntimeError(f"{path}: an empty checkpoint cannot be complete")
-        for name in sizes:
-            sync_file(path / name)
-        for folder in sorted({(path / name).parent for name in sizes} | {path, path.parent}):
-            sync_folder(folder)
+        sizes = checkpoint_folders.sync(path)
         marker = {"version": FORMAT_VERSION, "files": sizes}
-        self._write_file(path / MARKER, (json.dumps(marker, indent=1) + "\n").encode())
+        self._files.replace(path / MARKER, (json.dumps(marker, indent=1) + "\n").encode())
 
     def commit(
         self,
@@ -166,50 +184,53 @@ class CellStore:
         progress: dict[str, Any],
         state: State = State.RUNNING,
         reason: str | None = None,
+        layout: dict[str, Any] | None = None,
     ) -> CellState:
         """Make ``step`` what the cell resumes from, with all rows appended so far; then sweep all but the
         newest checkpoints.
 
-        The checkpoint must be complete. No other checkpoint of this cell may be under way. Returns the state
-        written.
+        The checkpoint must be complete. No other checkpoint of this cell may be under way. ``layout`` is what
+        bit-exactness rests on (ranks, versions ...). Returns the state written.
         """
         relative = None
         if checkpoint is not None:
-            self._verify_checkpoint(checkpoint)
+            checkpoint_folders.verify(checkpoint)
             relative = checkpoint.relative_to(self.folder).as_posix()
         history = self._open_history()
         os.fsync(history)
-        commit = Commit(step, os.fstat(history).st_size, self._history_rows, relative, progress)
+        commit = Commit(step, os.fstat(history).st_size, self._history_rows, relative, progress, layout)
         written = self.write(replace(self.read(), state=state, reason=reason, commit=commit))
-        self._sweep_checkpoints(commit)
+        checkpoint_folders.sweep(self.folder, commit, self._files.epoch, self._keep)
         return written
 
     def restore(self) -> Commit | None:
         """Bring the folder back to the last commit (None: the cell starts from nothing) and open it for
         appending.
 
-        Removes incomplete and later checkpoints, cuts the history to the commit. Raises StoreDamaged when the
-        committed checkpoint or history is not whole, RuntimeError when the cell is finished.
+        Removes incomplete and later checkpoints and the temporaries of killed writers, cuts the history to the
+        commit. Raises StoreDamaged when the committed checkpoint or history is not whole, RuntimeError when the
+        cell is finished.
         """
         self._refuse_finished()
-        make_folder(self.folder)
+        self._files.make_folder(self.folder)
+        remove_temporaries(self.folder, self._files.epoch, levels=None)
         commit = self.read().commit
         if commit and commit.checkpoint:
-            self._verify_checkpoint(self.folder / commit.checkpoint)
+            checkpoint_folders.verify(self.folder / commit.checkpoint)
         path = self.folder / "history.jsonl"
         committed = read_bytes(path)[: commit.history_bytes] if commit and commit.history_bytes else b""
         rows = committed.count(b"\n")
         if commit and (len(committed), rows) != (commit.history_bytes, commit.history_rows):
             raise StoreDamaged(
                 f"{path}: holds {rows} of the {commit.history_rows} rows committed by step {commit.step}; "
-                f"{_MEND}"
+                f"{MEND}"
             )
         self.close()
         # Always a new file: a writer of an older epoch with the old one open appends where nobody reads.
-        self._write_file(path, committed)
+        self._files.replace(path, committed)
         self._history = os.open(path, os.O_WRONLY | os.O_APPEND)
         self._history_rows = rows
-        self._sweep_checkpoints(commit)
+        checkpoint_folders.sweep(self.folder, commit, self._files.epoch, self._keep)
         return commit
 
     def close(self) -> None:
@@ -226,28 +247,85 @@ class CellStore:
         """
         path = self.folder / "samples" / f"step_{step:08d}.jsonl"
         lines = "".join(json.dumps(sample, ensure_ascii=False, allow_nan=False) + "\n" for sample in samples)
-        self._write_file(path, lines.encode(errors="backslashreplace"))  # a lone surrogate: its JSON escape
+        self._files.replace(
+            path, lines.encode(errors="backslashreplace")
+        )  # a lone surrogate: its JSON escape
         return path
 
+    # Attempts
+
+    def start_attempt(self) -> CellState:
+        """Restore to the last commit and count one more attempt, with a record of it; the new state (running),
+        whose ``commit`` to resume from.
+        """
+        commit = self.restore()
+        state = self.read()
+        started = self.write(replace(state, state=State.RUNNING, attempt=state.attempt + 1, reason=None))
+        self._attempt = started.attempt
+        self._attempts.write_record(
+            AttemptRecord(
+                attempt=started.attempt,
+                epoch=self._files.epoch,
+                started_at=started.updated_at,
+                first_step=(commit.step if commit else 0) + 1,
+            )
+        )
+        return started
+
+    def end_attempt(
+        self,
+        outcome: str,
+        reason: str | None = None,
+        *,
+        fault: str | None = None,
+        phase: str | None = None,
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        """Complete the record of the current attempt; nothing where it has none."""
+        record = self._attempts.record(self._current_attempt())
+        if record is None:
+            return
+        commit = self.read().commit
+        self._attempts.write_record(
+            replace(
+                record,
+                ended_at=time.time(),
+                last_step=commit.step if commit else 0,
+                outcome=outcome,
+                reason=reason,
+                fault=fault,
+                phase=phase,
+                problems=problems,
+            )
+        )
+
+    def attempts(self) -> list[AttemptRecord]:
+        """The records of the attempts in order; attempts of format 1 have none. Raises StoreDamaged."""
+        return self._attempts.records()
+
     def attempt_dir(self, attempt: int) -> Path:
-        """The folder for logs of one attempt, made when missing."""
-        return make_folder(self.folder / "attempts" / str(attempt))
+        """The folder of one attempt; need not exist."""
+        return self._attempts.folder(attempt)
+
+    def log(self, text: str) -> None:
+        """Append a line with the time to the current attempt's log; it may be lost in a power failure."""
+        self._attempts.log(self._current_attempt(), text)
+
+    def write_stacks(self, attempt: int, text: str) -> Path:
+        """Append the stacks of a stuck process to an attempt's file; the file."""
+        return self._attempts.write_stacks(attempt, text)
 
     def write_failure(self, attempt: int, traceback_text: str) -> Path:
         """Keep an attempt's traceback; the file."""
-        path = self.attempt_dir(attempt) / "traceback.txt"
-        self._write_file(path, traceback_text.encode(errors="backslashreplace"))
-        return path
+        return self._attempts.write_traceback(attempt, traceback_text)
 
-    def _write_file(self, path: Path, data: bytes) -> None:
-        self._fence()  # before anything is made in the folder
-        make_folder(path.parent)
-        write_atomically(path, data, epoch=self._epoch, fence=self._fence)
+    def _current_attempt(self) -> int:
+        return self.read().attempt if self._attempt is None else self._attempt
 
-    def _fence(self) -> None:
-        if self._check is None:
-            raise RuntimeError(f"{self.folder}: opened for reading; hold the run's lease to write")
-        self._check()
+    def _write_state(self, state: CellState) -> CellState:
+        stamped = replace(state, epoch=self._files.epoch, updated_at=time.time())
+        self._files.replace(self.folder / "state.json", stamped.to_bytes())
+        return stamped
 
     def _refuse_finished(self) -> None:
         if self.read().state is State.FINISHED:
@@ -258,56 +336,11 @@ class CellStore:
             raise RuntimeError(f"{self.cell}: restore the cell before writing its history")
         return self._history
 
-    def _verify_checkpoint(self, path: Path) -> None:
-        try:
-            expected = json.loads(read_bytes(path / MARKER))["files"]
-        except (FileNotFoundError, NotADirectoryError):
-            raise StoreDamaged(f"{path}: checkpoint without its {MARKER} marker; {_MEND}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreDamaged(f"{path}: checkpoint with an unreadable {MARKER} marker; {_MEND}") from error
-        found = _sizes(path)
-        for name, size in expected.items():
-            if found.get(name) != size:
-                raise StoreDamaged(
-                    f"{path}: {name} has {found.get(name, 'no')} bytes, {size} were committed; {_MEND}"
-                )
 
-    def _sweep_checkpoints(self, commit: Commit | None) -> None:
-        """Keep the committed checkpoint and the newest complete ones before it, ``keep`` in all; remove the
-        others.
-
-        Folders of a higher epoch belong to whoever has taken the run over and are left alone.
-        """
-        root = self.folder / "checkpoints"
-        found = {}
-        for path in root.iterdir() if root.is_dir() else ():
-            match = _CHECKPOINT.match(path.name)
-            if match and int(match[2]) <= self._epoch:
-                found[path] = (int(match[1]), int(match[2]), int(match[3]))  # step, epoch, attempt
-        committed = self.folder / commit.checkpoint if commit and commit.checkpoint else None
-        earlier = [
-            path
-            for path in sorted(found, key=lambda path: found[path], reverse=True)
-            if commit and path != committed and found[path][0] <= commit.step and (path / MARKER).exists()
-        ]
-        kept = {committed, *earlier[: self._keep - (committed is not None)]}
-        for path in found.keys() - kept:
-            try:
-                _remove_checkpoint(path)
-            except OSError as error:
-                # Harmless to resuming: a reader elsewhere (NFS) or an orphaned writer still uses the folder.
-                log.warning("old checkpoint %s not removed, tried again at the next commit: %s", path, error)
-
-
-def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of every file under a checkpoint, by relative name."""
-    return {
-        found.relative_to(path).as_posix(): found.stat().st_size
-        for found in sorted(path.rglob("*"))
-        if found.is_file() and found != path / MARKER and not is_temporary(found.name)
-    }
-
-
-def _remove_checkpoint(path: Path) -> None:
-    (path / MARKER).unlink(missing_ok=True)  # first: a half-removed checkpoint must not pass for a whole one
-    shutil.rmtree(path)
+def read_state(path: str, cell: str) -> CellState:
+    """The state of ``cell`` in the file ``path``; pending when there is none. Raises StoreDamaged."""
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        return CellState(cell=cell)
+    return CellState.from_bytes(data, path)

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from grids.errors import UserError
+from orchestrator.cli_operators import FormatOption, JobAddress
+from orchestrator.cli_operators import register as register_operators
 from orchestrator.exit_codes import ExitCode
 from orchestrator.tables import Format, make_console, print_rows
 
@@ -21,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 GridPath = Annotated[Path, typer.Argument(metavar="GRID.yaml", help="The grid's YAML file.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
 RunDir = Annotated[
     Path | None,
     typer.Option(
@@ -44,7 +45,6 @@ MlflowUri = Annotated[
     str | None,
     typer.Option(help="Server of mlflow:EXPERIMENT. Default: MLFLOW_TRACKING_URI, then this machine's."),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print tables.")]
 
 
 class ComputeUnit(StrEnum):
@@ -87,7 +87,6 @@ def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
 def run(grid: GridPath, run_dir: RunDir = None) -> None:
     """Run a grid, or continue it, on the connected Ray cluster. This is a Ray job's entry point."""
     from grids.loading import load_grid
-    from orchestrator.running import run_grid
 
     in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     if in_job and run_dir is None:
@@ -95,6 +94,8 @@ def run(grid: GridPath, run_dir: RunDir = None) -> None:
             "--run-dir: is needed inside a Ray job, whose working directory is thrown away; give an absolute path"
         )
     folder = run_dir or default_run_dir(load_grid(grid).name)
+    from orchestrator.running import run_grid
+
     # In a job a relative folder is refused by the run store; elsewhere it means what it says.
     raise typer.Exit(run_grid(grid, folder if in_job else folder.absolute()))
 
@@ -103,9 +104,7 @@ def run(grid: GridPath, run_dir: RunDir = None) -> None:
 def submit(
     grid: GridPath,
     run_dir: RunDir = None,
-    address: Annotated[
-        str | None, typer.Option(help="The cluster's job address. Default: RAY_ADDRESS.")
-    ] = None,
+    address: JobAddress = None,
 ) -> None:
     """Submit a grid to a Ray cluster as a job, and follow it."""
     from grids.loading import load_grid
@@ -116,13 +115,7 @@ def submit(
     raise typer.Exit(submit_grid(spec, folder, address))
 
 
-@app.command()
-def status(run: RunPath, format_: FormatOption = Format.TABLE) -> None:
-    """Show every cell of a run: state, step, compute, last score, attempt, reason."""
-    from orchestrator.status import status_rows
-    from orchestrator.store import RunStore
-
-    print_rows(status_rows(RunStore.existing(run)), format_)
+register_operators(app)
 
 
 @app.command()

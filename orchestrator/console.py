@@ -7,7 +7,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from grids.expansion import Cell
-from orchestrator.store import State
+from orchestrator.cell_state import CellState, State
 from orchestrator.tables import make_console
 
 
@@ -45,10 +45,12 @@ class Console:
         """The base model has been evaluated."""
         self.say(f"base model: {format_scores(metrics)}")
 
-    def started(self, cell: Cell) -> None:
-        """A cell's attempt begins."""
-        self._tasks[cell.id] = self._bars.add_task(cell.id, total=cell.update_steps)
-        self.say(f"{cell.id} started: {cell.update_steps} steps of {cell.batch_rollouts} rollouts")
+    def started(self, cell: Cell, before: CellState) -> None:
+        """A cell's attempt begins, from the state ``before`` it."""
+        done = before.commit.step if before.commit else 0
+        self._tasks[cell.id] = self._bars.add_task(cell.id, total=cell.update_steps, completed=done)
+        again = f" again (attempt {before.attempt + 1}) after step {done}" if before.attempt else ""
+        self.say(f"{cell.id} started{again}: {cell.update_steps} steps of {cell.batch_rollouts} rollouts")
 
     def step(self, cell: Cell, step: int) -> None:
         """A cell has made a step."""

@@ -1,94 +1,128 @@
-"""The controller: one coroutine for each cell in flight, over pools that all cells share."""
+"""The controller: learner groups take cells from a queue, one attempt after the other; what fails is decided cell by cell."""
 
 import asyncio
-import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
-
-from ray.exceptions import RayError
 
 from grids.errors import UserError
 from grids.expansion import Cell
 from grids.spec import GridSpec
-from orchestrator.cell_run import CellRun, evaluate
+from orchestrator import requests
+from orchestrator.agreement import prove_agreement
+from orchestrator.attempt_end import AttemptEnd, after_fault
+from orchestrator.cell_run import CellRun
+from orchestrator.cell_state import CellState
 from orchestrator.console import Console
 from orchestrator.data import GridData, PromptSet
-from orchestrator.failures import decide
+from orchestrator.failures import Action, Decision, decide
+from orchestrator.faults import Fault, classify, is_storage_full
+from orchestrator.layout import layout_of, versions
 from orchestrator.lease import LeaseLost
-from orchestrator.pools import GroupBroken, LearnerGroup, Pools, prove_agreement, start_pools
-from orchestrator.ray_errors import first_line, root_cause
-from orchestrator.store import RunStore, State
+from orchestrator.phases import Phases, Stopped
+from orchestrator.pool_members import Supervision, persistently
+from orchestrator.pools import LearnerGroup, PoolLost, Pools, make_pools
+from orchestrator.ray_errors import root_cause
+from orchestrator.store import CellStore, RunStore, State, StoreDamaged
+from orchestrator.tracked_rows import cell_parameters, tracked_rows
 from orchestrator.tracking import Tracker
 
-DONE = (State.FINISHED, State.DIVERGED)
-"""States of cells that ``run`` leaves alone; failed ones are tried again."""
+REQUESTS_POLL_SECONDS = 1.0
+IDLE_POLL_SECONDS = 0.1
+"""How often a group without a cell looks whether one has come back."""
 
 
-class PoolLost(RuntimeError):
-    """A member of a pool died; the run's cells are paused at their last commits."""
-
-
-@dataclass
 class Controller:
-    """Runs the cells of a grid that are not done yet."""
+    """Runs cells of a grid over pools that all of them share."""
 
-    spec: GridSpec
-    data: GridData
-    run_store: RunStore
-    tracker: Tracker
-    console: Console
-    _queue: deque[Cell] = field(default_factory=deque)
+    def __init__(
+        self,
+        spec: GridSpec,
+        data: GridData,
+        run_store: RunStore,
+        tracker: Tracker,
+        console: Console,
+        supervision: Supervision,
+    ) -> None:
+        """Hold what a run needs; ``run`` does the work."""
+        self.spec, self.data, self.run_store = spec, data, run_store
+        self.tracker, self.console = tracker, console
+        self._supervision = supervision
+        self._layout = layout_of(spec.pools, versions())
+        self._queue: deque[Cell] = deque()
+        self._delayed: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Event] = {}
+        """Cells in flight, with what tells each to stop."""
+        self._draining = False
 
-    async def run(self, cells: list[Cell]) -> None:
-        """Train ``cells``. Failures of single cells are in their states.
+    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell]) -> None:
+        """Train ``cells``; cells of the ``grid`` that an operator asks for meanwhile are trained too.
+
+        Failures of single cells are in their states.
 
         Raises:
-            PoolLost: an actor died.
+            PoolLost: a pool cannot be kept up.
             Disagreement: the start-up probe failed, so no cell was started.
             UserError: a gold answer is unfit.
-            asyncio.CancelledError: told to stop; running cells are paused at their last commits.
+            LeaseLost: another controller has taken over.
+            asyncio.CancelledError: told to stop at once; running cells are paused at their last commits.
         """
-        counts = self.spec.pools.samplers.count, self.spec.pools.learners.count
+        samplers, groups = self.spec.pools.samplers.count, self.spec.pools.learners.count
         self.console.say(
-            "starting samplers: {}, learner groups: {} (engines take a while to load)".format(*counts)
+            f"starting samplers: {samplers}, learner groups: {groups} (engines take a while to load)"
         )
-        pools = await self._prepared_pools()
-        for cell in cells:
-            store = self.run_store.cell(cell.id)
-            if store.read().attempt == 0:
-                # So that every cell of the grid is seen by readers of the folder, also when the run breaks off early.
-                store.set_state(State.PENDING)
-        self._queue.extend(cells)
+        pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
+            await self._start(pools)
+            self._queue.extend(cells)
             async with asyncio.TaskGroup() as group:
-                for learner in pools.learners:
-                    group.create_task(self._serve(learner, pools))
+                asking = group.create_task(self._answer_requests(grid))
+                serving = [group.create_task(self._serve(learner, pools)) for learner in pools.learners]
+                await asyncio.wait(serving)
+                asking.cancel()
         except BaseExceptionGroup as errors:
             # The first one stopped the others.
             raise errors.exceptions[0] from None
+        finally:
+            for task in self._delayed.values():
+                task.cancel()
+            pools.let_go()
 
-    async def _prepared_pools(self) -> Pools:
+    def drain(self) -> None:
+        """Let every cell commit what it has and end; no cell is started any more."""
+        self._draining = True
+        for stop in self._running.values():
+            stop.set()
+
+    # Start
+
+    async def _start(self, pools: Pools) -> None:
         """Pools that have been shown to serve this grid: golds fit, weights arrive, the base model is evaluated."""
         try:
-            pools = await start_pools(self.spec, self.data.longest_prompt)
-            for prompts in (self.data.train, self.data.validation):
-                await self._require_sound_golds(pools, prompts)
-            difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
-            self.console.say(
-                f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
-            )
-            await self._evaluate_base(pools)
-        except (RayError, GroupBroken) as error:
+            await pools.start()
+            policy, say = self.spec.failures, self.console.say
+            await persistently(lambda: self._prove(pools), "start-up", policy, say)
+        except Exception as error:
             cause = root_cause(error)
-            if isinstance(cause, UserError):
+            if isinstance(cause, UserError | PoolLost):
                 raise cause from error
-            raise PoolLost(f"start-up failed: {type(cause).__name__}: {first_line(cause)}") from error
-        return pools
+            raise PoolLost(f"start-up failed: {classify(cause).reason}") from error
+
+    async def _prove(self, pools: Pools) -> None:
+        for learner in pools.learners:
+            if learner.broken:
+                await learner.open()
+        for prompts in (self.data.train, self.data.validation):
+            await self._require_sound_golds(pools, prompts)
+        difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
+        self.console.say(
+            f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
+        )
+        await self._evaluate_base(pools)
 
     async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
-        unsound = await pools.grader.unsound_golds.remote(prompts.golds)
+        unsound = await pools.grader.value("unsound_golds", prompts.golds)
         if unsound:
             first = unsound[0]
             raise UserError(
@@ -101,88 +135,180 @@ class Controller:
         if self.run_store.read_base() is not None:
             return
         weights = await pools.learners[0].begin_cell("base", None)
-        metrics, samples = await evaluate(pools, self.spec, self.data, weights)
-        row = {
-            "compute_rollouts": 0,
-            **metrics,
-            "logged_at_ms": time.time_ns() // 1_000_000,
-            "samples": samples,
-        }
+
+        def repeated(fault: Fault, decision: Decision) -> None:
+            self.console.say(f"base model: {fault.reason}; {fault.phase} is repeated")
+
+        phases = Phases(self.spec, self.data, pools, lambda: CellState(cell="base"), repeated)
+        metrics, samples = await phases.evaluate(weights)
+        now = int(self._supervision.clock.wall() * 1000)
+        row = {"compute_rollouts": 0, **metrics, "logged_at_ms": now, "samples": samples}
         await asyncio.to_thread(self.run_store.write_base, row)
         self.console.base(metrics)
 
+    # Cells
+
     async def _serve(self, learner: LearnerGroup, pools: Pools) -> None:
         """Train cells of the queue on one learner group, one after the other."""
-        while self._queue:
-            await self._attempt(self._queue.popleft(), learner, pools)
+        while True:
+            if learner.broken and self._work_is_left():
+                try:
+                    await learner.open()
+                except Exception as error:
+                    self._give_up(learner, pools, error)
+                    return
+            cell = await self._next_cell()
+            if cell is None:
+                return
+            stop = self._running[cell.id] = asyncio.Event()
+            if self._draining:
+                stop.set()
+            try:
+                await self._attempt(cell, learner, pools, stop)
+            finally:
+                del self._running[cell.id]
 
-    async def _attempt(self, cell: Cell, learner: LearnerGroup, pools: Pools) -> None:
+    def _give_up(self, learner: LearnerGroup, pools: Pools, error: Exception) -> None:
+        pools.learners.remove(learner)
+        reason = classify(error).reason
+        self.console.say(f"a learner group is given up, {len(pools.learners)} are left: {reason}")
+        if not pools.learners:
+            raise PoolLost(f"no learner group can be started: {reason}") from error
+
+    async def _next_cell(self) -> Cell | None:
+        """The next cell to try, None when none is left or will come back."""
+        while not self._draining:
+            if self._queue:
+                return self._queue.popleft()
+            if not self._work_is_left():
+                return None
+            await asyncio.sleep(IDLE_POLL_SECONDS)
+        return None
+
+    def _work_is_left(self) -> bool:
+        """Whether a cell waits, or may come back."""
+        return not self._draining and bool(self._queue or self._delayed or self._running)
+
+    async def _attempt(self, cell: Cell, learner: LearnerGroup, pools: Pools, stop: asyncio.Event) -> None:
         """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
         store = self.run_store.cell(cell.id)
         self.tracker.cell_started(cell.id, cell_parameters(cell))
-        for row in self._tracked_rows(cell, self.run_store.read_base()):
-            self.tracker.row(cell.id, row)
-        self.console.started(cell)
+        self.console.started(cell, store.read())
+
+        def repeated(fault: Fault, decision: Decision) -> None:
+            store.log(
+                f"{fault.phase} repeated in {decision.delay_seconds:.3g} s ({fault.kind}): {fault.reason}"
+            )
+            if fault.stacks:
+                store.write_stacks(store.read().attempt, fault.stacks)
+            self.console.say(f"{cell.id}: {fault.reason}; {fault.phase} is repeated")
+
+        phases = Phases(self.spec, self.data, pools, store.read, repeated, stop)
+        run = CellRun(cell, phases, learner, store, self._layout, self._supervision.clock, self)
         try:
-            await CellRun(cell, self.spec, self.data, pools, learner, store, self).run()
+            for row in tracked_rows(self.run_store, cell):
+                self.tracker.row(cell.id, row)
+            await run.run()
+        except Stopped:
+            self._end(cell, store, self._stopped())
         except asyncio.CancelledError:
             if store.read().state is not State.FINISHED:
-                store.set_state(State.PAUSED, "interrupted; continues at the next run")
-            ended = store.read()
-            self.tracker.cell_ended(cell.id, ended.state, ended.reason)
+                self._end(cell, store, self._stopped())
             raise
         except LeaseLost:
             raise
         except Exception as error:
-            decision = decide(error)
-            store.write_failure(store.read().attempt, "".join(traceback.format_exception(error)))
-            store.set_state(decision.state, decision.reason)
-            self.tracker.cell_ended(cell.id, decision.state, decision.reason)
-            self.console.ended(cell, decision.state, decision.reason)
-            if decision.stops_run:
-                raise PoolLost(decision.reason) from error
+            self._failed(cell, store, error, run.phase)
         else:
-            self.tracker.cell_ended(cell.id, State.FINISHED)
-            self.console.ended(cell, State.FINISHED, None)
+            self._end(cell, store, AttemptEnd(State.FINISHED, "finished"))
 
-    def restore_tracking(self, cells: list[Cell]) -> None:
-        """Offer MLflow what it may have missed of cells that are done; it skips what it has."""
-        states, base = self.run_store.states(), self.run_store.read_base()
-        for cell in cells:
-            state = states[cell.id]
-            rows = self._tracked_rows(cell, base)
-            self.tracker.restore(cell.id, cell_parameters(cell), rows, state.state, state.reason)
+    def _stopped(self) -> AttemptEnd:
+        return AttemptEnd(State.PAUSED, "paused", "interrupted; continues at the next run")
 
-    def _tracked_rows(self, cell: Cell, base: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """The base model's row, at which every chart starts, and a cell's committed rows."""
-        store = self.run_store.cell(cell.id)
-        commit = store.read().commit
-        return ([base] if base else []) + store.rows()[: commit.history_rows if commit else 0]
+    def _failed(self, cell: Cell, store: CellStore, error: Exception, phase: str) -> None:
+        fault = classify(error)
+        decision = decide(fault, store.read(), self.spec.failures)
+        attempt = store.read().attempt
+
+        def write_evidence() -> None:
+            if fault.stacks:
+                store.write_stacks(attempt, fault.stacks)
+            store.write_failure(attempt, "".join(traceback.format_exception(error)))
+
+        self._keep(write_evidence, cell)
+        self._end(cell, store, after_fault(fault, decision, phase))
+        if decision.action is Action.NEW_ATTEMPT:
+            self._delayed[cell.id] = asyncio.create_task(self._come_back(cell, decision.delay_seconds))
+
+    def _end(self, cell: Cell, store: CellStore, end: AttemptEnd) -> None:
+        """Put the end of an attempt on record, in the store, in MLflow and on the console."""
+
+        def write() -> None:
+            store.end_attempt(
+                end.outcome, end.reason, fault=end.fault, phase=end.phase, problems=end.problems
+            )
+            if end.state is not State.FINISHED:  # which its last commit has written
+                store.set_state(end.state, end.reason, spent=end.spent)
+
+        self._keep(write, cell)
+        store.close()
+        if end.outcome != "lost":
+            self.tracker.cell_ended(cell.id, end.state, end.reason)
+        self.console.ended(cell, end.state, end.reason)
+
+    def _keep(self, write: Any, cell: Cell) -> None:
+        """Write to the store; where it is full the cell's earlier state stands, from which the next run continues."""
+        try:
+            write()
+        except OSError as error:
+            if not is_storage_full(error):
+                raise
+            self.console.say(f"{cell.id}: the storage is full, how its attempt ended could not be written")
+
+    async def _come_back(self, cell: Cell, delay_seconds: float) -> None:
+        # Sleeping goes by the event loop's clock, which no jump of another one moves.
+        await asyncio.sleep(delay_seconds)
+        self._queue.append(cell)
+        del self._delayed[cell.id]
+
+    # Operators
+
+    async def _answer_requests(self, grid: Sequence[Cell]) -> None:
+        """Answer what operators ask while the grid runs."""
+        cells = {cell.id: cell for cell in grid}
+        while True:
+            await asyncio.sleep(REQUESTS_POLL_SECONDS)
+            for path, request in await asyncio.to_thread(requests.pending, self.run_store.run_dir):
+                stop = self._running.get(request.cell)
+                if stop is not None and request.action == "cancel":
+                    stop.set()
+                    while request.cell in self._running:
+                        await asyncio.sleep(IDLE_POLL_SECONDS)
+                try:
+                    self.console.say(requests.apply(self.run_store, path, request))
+                    self._follow(request.cell, cells)
+                except StoreDamaged as error:
+                    self.console.say(requests.set_aside(path, str(error)))
+
+    def _follow(self, cell_id: str, cells: dict[str, Cell]) -> None:
+        """Bring the queue in line with a state that an operator has changed."""
+        state = self.run_store.cell(cell_id).read()
+        known = {cell.id for cell in self._queue} | self._delayed.keys() | self._running.keys()
+        if state.state is State.CANCELLED:
+            self._queue = deque(cell for cell in self._queue if cell.id != cell_id)
+            if cell_id in self._delayed:
+                self._delayed.pop(cell_id).cancel()
+            self.tracker.cell_ended(cell_id, state.state, state.reason)
+        elif state.state is State.PENDING and cell_id in cells and cell_id not in known:
+            self._queue.append(cells[cell_id])
+
+    # cell_run.Listener
 
     def step(self, cell: Cell, step: int) -> None:
-        """A cell has made a step (``cell_run.Listener``)."""
+        """A cell has made a step."""
         self.console.step(cell, step)
 
     def row(self, cell: Cell, row: dict[str, Any]) -> None:
-        """A cell has written a history row (``cell_run.Listener``)."""
+        """A cell has written a history row."""
         self.tracker.row(cell.id, row)
         self.console.row(cell, row)
-
-
-def cell_parameters(cell: Cell) -> dict[str, Any]:
-    """What MLflow shows as the parameters of a cell's run."""
-    return {
-        "problems_per_batch": cell.problems_per_batch,
-        "rollouts_per_problem": cell.rollouts_per_problem,
-        "batch_rollouts": cell.batch_rollouts,
-        "seed": cell.seed,
-        "update_steps": cell.update_steps,
-        "learning_rate": cell.learning_rate,
-        "compute_rollouts": cell.compute_rollouts,
-    }
-
-
-def unfinished(cells: list[Cell], run_store: RunStore) -> list[Cell]:
-    """Cells that a run has still to train, in the grid's order."""
-    states = run_store.states()
-    return [cell for cell in cells if cell.id not in states or states[cell.id].state not in DONE]

@@ -1,7 +1,6 @@
 """The problems of a grid as the samplers need them, and what identifies the inputs of a run."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,10 @@ from grids.loading import dump_grid
 from grids.spec import GridSpec
 from workers.problems import ProblemSet, check_disjoint, load_problems, render_prompt
 from workers.sampler import stop_token_ids
+
+_SMALL_FILE_BYTES = 64 * 2**20
+_BLOCK_BYTES = 2**20
+_BLOCKS_HASHED = 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,11 @@ def load_data(spec: GridSpec) -> GridData:
         train=_render(train, spec, tokenizer),
         validation=_render(validation, spec, tokenizer),
         identity=run_identity(
-            spec, train.fingerprint, validation.fingerprint, model_fingerprint(spec.model.path)
+            spec,
+            train.fingerprint,
+            validation.fingerprint,
+            model_fingerprint(spec.model.path),
+            weights_fingerprint(spec.model.path),
         ),
     )
     needed = data.longest_prompt + spec.sampling.max_tokens
@@ -111,30 +118,56 @@ def _render(problems: ProblemSet, spec: GridSpec, tokenizer: Any) -> PromptSet:
     )
 
 
-def run_identity(spec: GridSpec, train: str, validation: str, model: str) -> dict[str, Any]:
+def run_identity(
+    spec: GridSpec, train: str, validation: str, model: str, weights: str | None = None
+) -> dict[str, Any]:
     """The part of a spec that a run folder is bound to; fingerprints of contents stand in for paths.
 
-    Pools, tracking, commits and the words of ``assumptions`` may change between submissions of one run.
+    Pools, tracking, commits, the failure policy and the words of ``assumptions`` may change between submissions
+    of one run; the budget may grow (the run store sees to that).
     """
     identity = dump_grid(spec)
-    for changeable in ("pools", "tracking", "commits", "assumptions"):
+    for changeable in ("pools", "tracking", "commits", "failures", "assumptions"):
         del identity[changeable]
+    del identity["grid"]["compute_rollouts"]
     identity["problems"] = {"train": train, "validation": validation}
     identity["model"] = {"content": model, "dtype": spec.model.dtype}
+    if weights is not None:
+        identity["model"]["weights"] = weights
     return identity
 
 
 def model_fingerprint(model_path: str) -> str:
-    """Of a folder: a hash of its small files' contents and of the weights files' names and sizes. Of a hub model: its name."""
+    """Of a folder: a hash of its files' names and sizes, and of small files' contents. Of a hub model: its name."""
     folder = Path(model_path)
     if not folder.is_dir():
         return model_path
     digest = hashlib.sha256()
-    for name in sorted(os.listdir(folder)):
-        file = folder / name
-        if not file.is_file():
-            continue
-        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
-        if file.stat().st_size <= 64 * 2**20:
+    for file in _files(folder):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        if size <= _SMALL_FILE_BYTES:
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def weights_fingerprint(model_path: str) -> str | None:
+    """A hash of the contents of a folder's large files (above 64 MiB), None when it has none.
+
+    Of each, 64 blocks of 1 MiB count, spread evenly from its first byte to its last: reading all of a model of
+    hundreds of GB would hold up every start. A change that leaves all these blocks alone is not seen.
+    """
+    folder = Path(model_path)
+    large = [file for file in _files(folder) if file.stat().st_size > _SMALL_FILE_BYTES]
+    digest = hashlib.sha256()
+    for path in large:
+        last = path.stat().st_size - _BLOCK_BYTES
+        with path.open("rb") as file:
+            for block in range(_BLOCKS_HASHED):
+                file.seek(last * block // (_BLOCKS_HASHED - 1))
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest() if large else None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

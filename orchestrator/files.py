@@ -13,8 +13,10 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+_TAIL_BYTES = 4096
 _TEMPORARY = re.compile(r"^\..+\.e(\d+)\.[0-9a-f]+\.tmp$")
 
 
@@ -36,12 +38,7 @@ def write_atomically(
     try:
         if fence is not None:
             fence()
-        try:
-            os.replace(temporary, path)
-        except FileNotFoundError:
-            if fence is not None:
-                fence()  # someone took the lease over and removed the temporary: say that, not "no such file"
-            raise
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     if durable:
@@ -65,17 +62,66 @@ def create_exclusively(path: Path, data: bytes) -> bool:
     return True
 
 
-def read_bytes(path: Path) -> bytes:
+@dataclass(frozen=True)
+class FencedFiles:
+    """Files under ``folder`` that are written under a lease, whose ``check`` raises once it is lost.
+
+    Without a check they can only be read: every write raises RuntimeError.
+    """
+
+    folder: Path
+    epoch: int = 0
+    check: Callable[[], None] | None = None
+
+    def fence(self) -> None:
+        """Raises RuntimeError without a lease, LeaseLost when it is lost."""
+        if self.check is None:
+            raise RuntimeError(f"{self.folder}: opened for reading; hold the run's lease to write")
+        self.check()
+
+    def make_folder(self, path: Path) -> Path:
+        """``path`` itself, made when missing."""
+        self.fence()
+        return make_folder(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace a file, wholly or not at all; its folder is made when missing."""
+        self.make_folder(path.parent)
+        try:
+            write_atomically(path, data, epoch=self.epoch, fence=self.fence)
+        except FileNotFoundError:
+            self.fence()  # whoever has taken the lease over removed the temporary: say that, not "no such file"
+            raise
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Append to a file, made when missing. Not forced to disk."""
+        self.make_folder(path.parent)
+        self.fence()
+        append_to(path, data)
+
+
+def read_bytes(path: str | Path) -> bytes:
     """The file's content; a file that another node replaces during the read (NFS: stale handle) is read
     again.
     """
     for _ in range(4):
         try:
-            return path.read_bytes()
+            return _read(path)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-    return path.read_bytes()
+    return _read(path)
+
+
+def _read(path: str | Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks: list[bytes] = []
+        while chunk := os.read(descriptor, max(os.fstat(descriptor).st_size, 4096) if not chunks else 65536):
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    finally:
+        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -85,22 +131,73 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def append_all(descriptor: int, data: bytes) -> None:
+    """Append ``data`` to an open file, or nothing of it where that fails (half a line would have the next one
+    glued to it).
+    """
+    end = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, data)
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
+
+
+def append_to(path: Path, data: bytes) -> None:
+    """Append to a file, made when missing. Not forced to disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        append_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def read_last_line(path: str | Path) -> bytes | None:
+    """The last complete line (one that ends in a newline) without its end, None where there is none.
+
+    Reads the end of the file alone.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        start = os.fstat(descriptor).st_size
+        tail = b""
+        while start > 0:
+            length = min(start, max(_TAIL_BYTES, len(tail)))
+            start -= length
+            tail = os.pread(descriptor, length, start) + tail
+            end = tail.rfind(b"\n")
+            begin = tail.rfind(b"\n", 0, max(end, 0))
+            if end >= 0 and (begin >= 0 or start == 0):
+                return tail[begin + 1 : end]
+        return None
+    finally:
+        os.close(descriptor)
+
+
 def is_temporary(name: str) -> bool:
     """Whether a file name is one of this module's temporaries."""
     return _TEMPORARY.match(name) is not None
 
 
-def remove_temporaries(folder: Path, below_epoch: int, *, recursive: bool) -> None:
+def remove_temporaries(folder: str | Path, below_epoch: int, *, levels: int | None = 0) -> None:
     """Remove the temporaries of epochs 1 .. ``below_epoch`` - 1 (epoch 0 is not under the lease and is left
-    alone).
+    alone), ``levels`` deep under ``folder`` (None: all of it).
     """
-    for parent, _, names in os.walk(folder):  # tolerates folders that vanish meanwhile
-        for name in names:
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry.name, entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return  # removed meanwhile
+    for name, path, is_folder in found:
+        if is_folder and levels != 0:
+            remove_temporaries(path, below_epoch, levels=None if levels is None else levels - 1)
+        elif name.startswith("."):
             match = _TEMPORARY.match(name)
             if match and 1 <= int(match[1]) < below_epoch:
-                Path(parent, name).unlink(missing_ok=True)
-        if not recursive:
-            break
+                Path(path).unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> Path:

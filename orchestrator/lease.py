@@ -179,6 +179,15 @@ class Lease:
             )
 
 
+def read_record(folder: Path) -> LeaseRecord | None:
+    """The newest epoch's record; None where the lease was never taken, or the record cannot be read."""
+    try:
+        newest = _newest_epoch(folder)
+    except FileNotFoundError:
+        return None
+    return _parse(_read(folder, newest)) if newest else None
+
+
 def _wait_until_free(
     folder: Path, epoch: int, time_to_live: float, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:

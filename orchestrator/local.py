@@ -25,10 +25,13 @@ import psutil
 import requests
 
 from grids.errors import UserError
-from orchestrator.files import write_atomically
+from orchestrator.files import create_exclusively, write_atomically
 from orchestrator.service_processes import find, identity, stop_processes
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray replaces 127.0.0.1 by the machine's outer address, to listen there or to connect, unless it believes that clusters of
+several machines are not supported."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,10 @@ class LocalServices:
             service = self._services[name]
             require_free_port(service.port, service.title, service.port_option)
         token = secrets.token_hex(32)
-        _write_private(self.token_path, token)
         # Socket paths are limited to 107 characters, so Ray's folder cannot lie below the state folder.
         self._ray_temp_dir = Path(tempfile.mkdtemp(prefix="iso-", dir="/tmp"))
+        self._claim()
+        _write_private(self.token_path, token)
         try:
             for name in names:
                 self._spawn(name)
@@ -133,7 +137,7 @@ class LocalServices:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_path),
             "MLFLOW_TRACKING_URI": self.mlflow_uri,
-        }
+        } | LOOPBACK_ONLY
 
     def mlflow_command(self) -> list[str]:
         """The command that serves this folder's MLflow database; also for browsing later, without Ray."""
@@ -157,14 +161,15 @@ class LocalServices:
         return [*command, "--disable-usage-stats", "--temp-dir", str(self._ray_temp_dir)]
 
     def _ray_environment(self) -> dict[str, str]:
-        return _clean_environment() | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
-            # Ray replaces 127.0.0.1 by the machine's outer address and listens there, unless it believes that
-            # clusters of several machines are not supported.
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        }
+        return (
+            _clean_environment()
+            | {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            }
+            | LOOPBACK_ONLY
+        )
 
     def _mlflow_environment(self) -> dict[str, str]:
         return _clean_environment() | {
@@ -188,8 +193,7 @@ class LocalServices:
                 start_new_session=True,
             )
         self._children[name] = child
-        record = self._read_record() or {"launcher": identity(os.getpid()), "services": {}}
-        record["ray_temp_dir"] = str(self._ray_temp_dir)
+        record = self._read_record() or self._new_record()
         record["services"][name] = identity(child.pid)
         write_atomically(self._record_path, json.dumps(record, indent=1).encode())
 
@@ -203,6 +207,23 @@ class LocalServices:
                 waited = f"{self.ready_seconds:.0f} s"
                 raise UserError(f"{title} did not answer within {waited}: {_last_line(log)} (log: {log})")
             time.sleep(0.1)
+
+    def _new_record(self) -> dict[str, Any]:
+        return {
+            "launcher": identity(os.getpid()),
+            "ray_temp_dir": str(self._ray_temp_dir),
+            "services": {},
+        }
+
+    def _claim(self) -> None:
+        """Make the record of this folder's services: of two launchers at once, which would both initialise MLflow's empty
+        database, one gets it.
+        """
+        if not create_exclusively(self._record_path, json.dumps(self._new_record(), indent=1).encode()):
+            shutil.rmtree(str(self._ray_temp_dir), ignore_errors=True)
+            raise UserError(
+                f"{self._record_path}: another launcher starts the services of this folder at this moment; wait for it or stop it"
+            )
 
     def _read_record(self) -> dict[str, Any] | None:
         if not self._record_path.exists():

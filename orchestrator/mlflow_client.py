@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from requests import RequestException
 
 from grids.errors import UserError
+from orchestrator.mlflow_format import is_transient
 from orchestrator.outbox import one_line
 
 if TYPE_CHECKING:
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
 # hang for minutes inside one request. Telemetry, progress bars and links on stdout are not wanted here.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 CONNECT_SECONDS = 5
 """Time limit of the first requests, by which a wrong address is told soon."""
+
+
+class ServerAway(UserError):
+    """The server does not answer, or is overloaded: the same request may succeed later."""
 
 
 @contextmanager
@@ -34,7 +39,8 @@ def asking(uri: str, field: str, seconds: int) -> "Iterator[MlflowClient]":
     ``field`` is where the user wrote ``uri``.
 
     Raises:
-        UserError: the server does not answer, or refuses.
+        ServerAway: the server does not answer.
+        UserError: it refuses.
     """
     os.environ.update(CLIENT_ENVIRONMENT | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(seconds)})
     from mlflow import MlflowClient
@@ -43,7 +49,8 @@ def asking(uri: str, field: str, seconds: int) -> "Iterator[MlflowClient]":
     try:
         yield MlflowClient(tracking_uri=uri)
     except (MlflowException, RequestException) as error:
-        raise UserError(
+        kind = ServerAway if is_transient(error) else UserError
+        raise kind(
             f"{field}: no usable MLflow server at {uri} ({one_line(error)}); start it or correct {field}"
         ) from error
     finally:

@@ -1,8 +1,11 @@
-"""How a grid's values look in MLflow: statuses, metrics, parameters, errors."""
+"""How a grid's values look in MLflow: statuses, names, metrics, parameters, errors."""
 
+import hashlib
 import json
 import math
+import string
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from requests import RequestException
@@ -13,6 +16,7 @@ Row = Mapping[str, Any]
 STEP_COLUMN = "compute_rollouts"
 TIME_COLUMN = "logged_at_ms"
 LONGEST_PARAM = 6000
+LONGEST_NAME = 250
 
 RUN_TAG = "isocompute.run"
 CELL_TAG = "isocompute.cell"
@@ -33,6 +37,37 @@ def mlflow_status(state: str) -> RunStatus:
     return statuses.get(state, "KILLED")
 
 
+ENDED_STATES = frozenset({"finished", "failed", "diverged", "cancelled", "paused"})
+"""States in which no process works on a cell; the run of any other one was interrupted when its controller has gone."""
+
+_PLAIN = frozenset(string.ascii_lowercase + string.digits + "_")
+
+
+@cache
+def valid_name(name: str) -> str:
+    """A name that MLflow takes for a metric, a tag or a part of a parameter; different names stay different.
+
+    Lower-case letters, digits and underscores stay as they are, so the columns of a history do. Any other
+    character becomes its code point in hexadecimal between hyphens: ``pass@1`` is ``pass-40-1``. That leaves no
+    slash, by which one name could be a folder of another, and no capital, which some databases take for its
+    small letter. A name that is too long ends in its digest.
+    """
+    return _limited("".join(c if c in _PLAIN else f"-{ord(c):x}-" for c in name) or "--")
+
+
+def dotted_name(parts: Iterable[str]) -> str:
+    """A name of several parts, each made valid, between dots."""
+    return _limited(".".join(valid_name(part) for part in parts))
+
+
+def _limited(name: str) -> str:
+    if len(name) <= LONGEST_NAME:
+        return name
+    # Longer than any code point: no other name ends so.
+    digest = f"-{hashlib.sha256(name.encode()).hexdigest()[:32]}-"
+    return name[: LONGEST_NAME - len(digest)] + digest
+
+
 def metrics_of(row: Row) -> list[tuple[str, float]]:
     """The finite numeric columns of a history row, without its time.
 
@@ -45,7 +80,7 @@ def metrics_of(row: Row) -> list[tuple[str, float]]:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
     numbers.pop(TIME_COLUMN, None)
-    return [(name, value) for name, value in numbers.items() if name != STEP_COLUMN] + [
+    return [(valid_name(name), value) for name, value in numbers.items() if name != STEP_COLUMN] + [
         (STEP_COLUMN, numbers[STEP_COLUMN])
     ]
 
@@ -57,14 +92,14 @@ def per_problem_text(rows: Iterable[Row]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_params(params: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[str, str]:
     """Nested settings as MLflow parameters ``group.field``; too long a value is cut, visibly."""
     flat: dict[str, str] = {}
     for name, value in params.items():
         if isinstance(value, Mapping):
-            flat |= flat_params(value, f"{prefix}{name}.")
+            flat |= flat_params(value, (*above, name))
         else:
-            flat[prefix + name] = shortened(str(value), LONGEST_PARAM)
+            flat[dotted_name((*above, name))] = shortened(str(value), LONGEST_PARAM)
     return flat
 
 
@@ -77,7 +112,7 @@ def is_transient(error: Exception) -> bool:
     elif isinstance(error, RequestException):
         status = error.response.status_code if error.response is not None else 503
     else:
-        return False
+        return isinstance(error, ConnectionError)
     return status >= 500 or status in (408, 429)
 
 

@@ -29,10 +29,17 @@ class Outbox:
 
     Args:
         is_transient: whether an error means "the server is away, try again".
+        may_go_on: asked before every operation; once it is False, nothing more is done.
     """
 
-    def __init__(self, name: str, is_transient: Callable[[Exception], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        is_transient: Callable[[Exception], bool],
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._is_transient = is_transient
+        self._may_go_on = may_go_on
         self._waiting: deque[_Operation] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -72,6 +79,9 @@ class Outbox:
         away_since: float | None = None
         while not self._abandoned.is_set():
             try:
+                if not self._may_go_on():
+                    self._abandoned.set()
+                    return
                 operation.call()
             except Exception as error:  # nothing about tracking may reach training
                 if not self._is_transient(error):

@@ -25,6 +25,30 @@ def accelerator_seconds(pools: PoolsSpec, seconds_sampling: float, seconds_learn
     return seconds_sampling * engine + seconds_learning * group
 
 
+RATIO_BOUNDS = (0.5, 2.0)
+"""Mean importance ratios p_learner / p_sampler outside of these mean that rollouts are no longer from the learner's policy."""
+
+
+def divergence(metrics: dict[str, float], progress: "Progress", collapsed_steps: int) -> str | None:
+    """Why a cell has diverged, None when it has not.
+
+    Args:
+        metrics: of the latest step.
+        progress: after that step.
+        collapsed_steps: so many steps on end without any reward, after better ones, are a collapse.
+    """
+    ratio = metrics["importance_ratio"]
+    low, high = RATIO_BOUNDS
+    if not low <= ratio <= high:
+        return f"the mean importance ratio is {ratio:.4g}, outside of {low:g} to {high:g}"
+    if progress.best_reward > 0 and progress.steps_without_reward >= collapsed_steps:
+        return (
+            f"the reward has collapsed: none in {progress.steps_without_reward} steps on end, after a mean of up to "
+            f"{progress.best_reward:.3g} (failures.collapsed_steps)"
+        )
+    return None
+
+
 @dataclass
 class Progress:
     """Kept in every commit, so that a resumed cell writes the rows that an undisturbed one would have written."""
@@ -39,6 +63,10 @@ class Progress:
     """Steps whose metrics ``interval`` holds."""
     interval: dict[str, float] = field(default_factory=dict)
     """Per metric the sum (or maximum, or latest value) over those steps."""
+    best_reward: float = 0.0
+    """The largest mean training reward of any step so far."""
+    steps_without_reward: int = 0
+    """The latest steps on end in which no rollout earned anything."""
 
     def add_step(self, metrics: dict[str, float], tokens: int, accelerator_seconds: float) -> None:
         """Count one update step."""
@@ -46,6 +74,9 @@ class Progress:
         self.compute_tokens += tokens
         self.accelerator_seconds += accelerator_seconds
         self.steps_since_row += 1
+        reward = metrics["train_reward"]
+        self.best_reward = max(self.best_reward, reward)
+        self.steps_without_reward = 0 if reward > 0 else self.steps_without_reward + 1
         for name, value in metrics.items():
             if name in MAXIMA:
                 self.interval[name] = max(value, self.interval.get(name, -math.inf))

@@ -4,22 +4,31 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from grids.errors import UserError
-from orchestrator.cell_state import CellState, Commit, State, StoreDamaged
-from orchestrator.cell_store import CHECKPOINTS_KEPT, CellStore
+from orchestrator.cell_state import (
+    FORMAT_VERSION,
+    CellState,
+    Commit,
+    State,
+    StoreDamaged,
+    refuse_unknown_version,
+)
+from orchestrator.cell_store import CHECKPOINTS_KEPT, CellStore, read_state
 from orchestrator.files import (
+    FencedFiles,
     create_exclusively,
     is_temporary,
     make_folder,
     read_bytes,
     remove_temporaries,
-    write_atomically,
 )
 
 __all__ = [
@@ -33,8 +42,8 @@ __all__ = [
     "fingerprint",
 ]
 
-FORMAT_VERSION = 1
 DIFFERENCES_SHOWN = 5
+_BUDGET = "spec.grid.compute_rollouts"
 _CELL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -48,17 +57,17 @@ class RunStore:
     def __init__(self, run_dir: Path, resolved: dict[str, Any]) -> None:
         self.run_dir = run_dir
         self.resolved = resolved
-        self._epoch = 0
-        self._check: Callable[[], None] | None = None
+        self._files = FencedFiles(run_dir)
         self._keep = CHECKPOINTS_KEPT
 
     @classmethod
     def open(cls, run_dir: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> "RunStore":
         """Make the run folder, or continue the one that is there.
 
-        ``identity`` is what decides the results: a folder of another identity raises SpecDiffers.
-        ``resolved`` (the whole spec, versions) is kept as it was when the folder was made. Both hold plain
-        JSON values. Raises UserError for a relative path and for a folder that holds something else.
+        ``identity`` is what decides the results: a folder of another identity raises SpecDiffers, as does a
+        budget below the folder's. ``resolved`` (run_id, the whole spec, versions) is written where the folder
+        is new; ``update_resolved`` brings it up to date. Both hold plain JSON values. Raises UserError for a
+        relative path and for a folder that holds something else.
         """
         if not run_dir.is_absolute():
             raise UserError(
@@ -69,46 +78,41 @@ class RunStore:
         try:
             make_folder(run_dir)
             if not path.exists() and all(is_temporary(name) for name in os.listdir(run_dir)):
-                content = {
-                    "version": FORMAT_VERSION,
-                    "fingerprint": fingerprint(identity),
-                    "resolved": _plain(resolved),
-                    "identity": _plain(identity),
-                }
-                create_exclusively(
-                    path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()
-                )
+                content = _GridFile(_plain(resolved), _plain(identity), [_submission(resolved, [])])
+                create_exclusively(path, content.to_bytes())
         except OSError as error:
             raise UserError(
                 f"run folder {run_dir}: cannot be written ({error.strerror}); "
                 "choose another --run-dir, or mend its permissions"
             ) from error
-        store, stored_identity = cls._load(run_dir)
-        if fingerprint(stored_identity) != fingerprint(identity):
-            differences = _describe_differences(stored_identity, _plain(identity))
+        stored = _GridFile.read(run_dir)
+        differences = _differences(stored.identity, _as_recorded(_plain(identity), stored.identity))
+        if differences:
             raise SpecDiffers(
-                f"{path}: this run was made for another grid: {differences}; "
+                f"{path}: this run was made for another grid: {_shorten(differences)}; "
                 "choose another --run-dir, or put the field back"
             )
-        return store
+        _refuse_smaller_budget(path, stored.resolved, resolved)
+        return cls(run_dir, stored.resolved)
 
     @classmethod
     def existing(cls, run_dir: Path) -> "RunStore":
         """A run folder to read. Raises UserError when it is none."""
-        return cls._load(run_dir)[0]
+        return cls(run_dir, _GridFile.read(run_dir).resolved)
 
     def hold(self, epoch: int, check: Callable[[], None], keep: int = CHECKPOINTS_KEPT) -> None:
         """Make the store writable under a lease just taken; to be called before any cell is read.
 
         ``keep`` is the number of checkpoints that each cell keeps.
 
-        Removes what writers of earlier epochs were about to rename into place, which fences them off (see
-        files.py).
+        Removes the states and histories that writers of earlier epochs were about to rename into place, which
+        fences them off (see files.py). What lies deeper in a cell's folder is named by its attempt and its
+        epoch, or is the same whoever writes it; ``CellStore.restore`` cleans that.
         """
-        self._epoch, self._check, self._keep = epoch, check, keep
+        self._files, self._keep = FencedFiles(self.run_dir, epoch, check), keep
         check()
-        remove_temporaries(self.run_dir, epoch, recursive=False)
-        remove_temporaries(make_folder(self.run_dir / "cells"), epoch, recursive=True)
+        remove_temporaries(self.run_dir, epoch)
+        remove_temporaries(make_folder(self.run_dir / "cells"), epoch, levels=1)
 
     @property
     def lease_dir(self) -> Path:
@@ -122,22 +126,44 @@ class RunStore:
         """The store of one cell, which need not exist yet; writable after ``hold``."""
         if not _CELL_ID.match(cell_id):
             raise ValueError(f"not a cell id: {cell_id!r}")
-        return CellStore(self.run_dir / "cells" / cell_id, cell_id, self._epoch, self._check, self._keep)
+        folder = Path(f"{self.run_dir}/cells/{cell_id}")
+        return CellStore(folder, cell_id, self._files.epoch, self._files.check, self._keep)
 
     def states(self) -> dict[str, CellState]:
         """The state of every cell that has a folder, by id. Raises StoreDamaged."""
-        root = self.run_dir / "cells"
-        names = sorted(os.listdir(root)) if root.is_dir() else []
-        return {
-            name: self.cell(name).read() for name in names if _CELL_ID.match(name) and (root / name).is_dir()
-        }
+        root = f"{self.run_dir}/cells"
+        try:
+            with os.scandir(root) as entries:
+                names = sorted(
+                    entry.name for entry in entries if _CELL_ID.match(entry.name) and entry.is_dir()
+                )
+        except FileNotFoundError:
+            return {}
+        return {name: read_state(f"{root}/{name}/state.json", name) for name in names}
+
+    def update_resolved(self, resolved: dict[str, Any]) -> None:
+        """Bring ``resolved`` in grid.yaml up to the present spec and versions; its ``run_id`` is kept.
+
+        What differs is added to grid.yaml's ``submissions``, so that people see what changed when. Raises
+        SpecDiffers for a budget below the stored one, RuntimeError before ``hold``.
+        """
+        self._files.fence()
+        path = self.run_dir / "grid.yaml"
+        stored = _GridFile.read(self.run_dir)
+        _refuse_smaller_budget(path, stored.resolved, resolved)
+        updated = _plain(resolved)
+        if "run_id" in stored.resolved:
+            updated["run_id"] = stored.resolved["run_id"]
+        changed = _differences(stored.resolved, updated)
+        if changed or stored.version != FORMAT_VERSION:
+            submissions = [*stored.submissions, _submission(updated, changed)]
+            self._files.replace(path, _GridFile(updated, stored.identity, submissions).to_bytes())
+        self.resolved = updated
 
     def write_base(self, row: dict[str, Any]) -> None:
         """Keep the base model's evaluation (C = 0). Raises ValueError for NaN."""
-        if self._check is None:
-            raise RuntimeError(f"{self.run_dir}: opened for reading; hold the run's lease to write")
         data = (json.dumps(row, indent=1, allow_nan=False) + "\n").encode()
-        write_atomically(self.run_dir / "base.json", data, epoch=self._epoch, fence=self._check)
+        self._files.replace(self.run_dir / "base.json", data)
 
     def read_base(self) -> dict[str, Any] | None:
         """The base model's evaluation, None before there is one."""
@@ -151,28 +177,46 @@ class RunStore:
                 f"{path}: not JSON; remove the file to evaluate the base model again"
             ) from error
 
+
+@dataclass(frozen=True)
+class _GridFile:
+    """The content of ``grid.yaml``. ``identity`` is that of the present format, whatever the file's."""
+
+    resolved: dict[str, Any]
+    identity: dict[str, Any]
+    submissions: list[dict[str, Any]]
+    version: int = FORMAT_VERSION
+
+    def to_bytes(self) -> bytes:
+        content = {
+            "version": FORMAT_VERSION,
+            "fingerprint": fingerprint(self.identity),
+            "resolved": self.resolved,
+            "identity": self.identity,
+            "submissions": self.submissions,
+        }
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode()
+
     @classmethod
-    def _load(cls, run_dir: Path) -> tuple["RunStore", dict[str, Any]]:
-        """The store and the identity it was made for."""
+    def read(cls, run_dir: Path) -> "_GridFile":
+        """Raises UserError where there is none, StoreDamaged for a file of another kind or format."""
         path = run_dir / "grid.yaml"
         try:
             content = yaml.safe_load(read_bytes(path))
             version, identity = content["version"], content["identity"]
-            if version != FORMAT_VERSION:
-                raise StoreDamaged(
-                    f"{path}: field version: format {version}, this release reads {FORMAT_VERSION}; "
-                    "use the release that wrote the run"
-                )
+            refuse_unknown_version(version, path)
             if content["fingerprint"] != fingerprint(identity):
                 raise StoreDamaged(
                     f"{path}: field identity was changed by hand; put it back, or choose another --run-dir"
                 )
-            return cls(run_dir, content["resolved"]), identity
+            if version == 1:
+                identity = _without_budget(identity)
+            return cls(content["resolved"], identity, content.get("submissions", []), version)
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(
                 f"{run_dir}: not a run folder (it has no grid.yaml); give the folder of a run, or an empty one for a new run"
             ) from None
-        except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreDamaged(
                 f"{path}: not a run's grid.yaml; put it back, or choose another --run-dir"
             ) from error
@@ -191,12 +235,47 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-def _describe_differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+def _without_budget(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity of format 1 as format 2 has it: a budget may grow, so it is no part of it."""
+    grid = identity.get("grid")
+    if not isinstance(grid, dict):
+        return identity
+    return identity | {"grid": {key: value for key, value in grid.items() if key != "compute_rollouts"}}
+
+
+def _as_recorded(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """``identity`` as far as a stored one goes: format 1 had no fingerprint of large weights."""
+    model, stored_model = identity.get("model"), stored.get("model")
+    if isinstance(model, dict) and isinstance(stored_model, dict) and "weights" not in stored_model:
+        model = {key: value for key, value in model.items() if key != "weights"}
+        return identity | {"model": model}
+    return identity
+
+
+def _refuse_smaller_budget(path: Path, stored: dict[str, Any], new: dict[str, Any]) -> None:
+    before, after = (dict(_leaves(resolved)).get(_BUDGET) for resolved in (stored, new))
+    if before is not None and after is not None and int(after) < int(before):
+        raise SpecDiffers(
+            f"{path}: grid.compute_rollouts: {before} -> {after}: the budget of a run can only grow; set it to "
+            f"{before} or more, or choose another --run-dir"
+        )
+
+
+def _submission(resolved: dict[str, Any], changed: list[str]) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"at": now, "versions": _plain(resolved.get("versions", {})), "changed": changed}
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Every field that differs, "dotted.path: old -> new"."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
     fields = [field for field in before | after if before.get(field) != after.get(field)]
-    shown = [f"{field}: {before.get(field, 'absent')} -> {after.get(field, 'absent')}" for field in fields]
-    more = len(shown) - DIFFERENCES_SHOWN
-    return ", ".join(shown[:DIFFERENCES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return [f"{field}: {before.get(field, 'absent')} -> {after.get(field, 'absent')}" for field in fields]
+
+
+def _shorten(differences: list[str]) -> str:
+    more = len(differences) - DIFFERENCES_SHOWN
+    return ", ".join(differences[:DIFFERENCES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -205,4 +284,4 @@ def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(item, dict) and item:
             yield from _leaves(item, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", json.dumps(item, ensure_ascii=False)
+            yield f"{prefix}{key}", json.dumps(item, ensure_ascii=False, sort_keys=True)

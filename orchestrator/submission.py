@@ -1,4 +1,4 @@
-"""A grid as a Ray job: stages exactly what the job needs, submits it, and follows its log."""
+"""A command as a Ray job: stages exactly what the job needs, submits it, and follows its log."""
 
 import asyncio
 import importlib.util
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from grids.errors import UserError
 from grids.loading import dump_grid
 from grids.spec import GridSpec
+from orchestrator.exit_codes import ExitCode
 from orchestrator.outbox import one_line
 
 if TYPE_CHECKING:
@@ -111,6 +112,23 @@ def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
     Raises:
         UserError: as in ``submit``, or no address is known.
     """
+    name = f"{spec.name}.yaml"
+    # JSON is YAML, and has one way to write each number.
+    files = {name: json.dumps(dump_grid(spec), indent=1)}
+    return submit_and_follow(["run", name, "--run-dir", str(run_dir)], files, address)
+
+
+def submit_and_follow(arguments: Sequence[str], files: Mapping[str, str], address: str | None) -> int:
+    """Submits a command of isocompute, shows its log until it ends, and returns its exit code.
+
+    Args:
+        arguments: of ``python -m orchestrator``, such as ``resume`` and a run's absolute folder.
+        files: further files of the job's working directory, name to text.
+        address: the cluster's job API; RAY_ADDRESS when None.
+
+    Raises:
+        UserError: as in ``submit``, or no address is known.
+    """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         raise UserError(
@@ -119,22 +137,20 @@ def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
     if not address.startswith(("http://", "https://")):
         raise UserError(
             f"--address: {address} is no job address; it starts with http:// and has the dashboard's port, such as "
-            f"http://HOST:8265 (HOST:PORT of a head goes with 'run' and RAY_ADDRESS)"
+            f"http://HOST:8265 (HOST:PORT of a head goes with 'run', 'resume' and RAY_ADDRESS)"
         )
-    # JSON is YAML, and has one way to write each number.
-    text = json.dumps(dump_grid(spec), indent=1)
-    job = submit(f"{spec.name}.yaml", text, ["--run-dir", str(run_dir)], address=address)
+    job = submit(arguments, files, address=address)
     print(f"submitted {job.job_id} to {address}; it runs on when this command is stopped", flush=True)
     status = job.follow(lambda piece: print(piece, end="", flush=True))
     exit_code = job.client.get_job_info(job.job_id).driver_exit_code
     if exit_code is None or not 0 <= exit_code < KILLED_EXIT_CODE:
         print(f"{job.job_id} was killed ({status.lower()}); the same command continues it", flush=True)
-        return 1
+        return ExitCode.UNFINISHED
     return exit_code
 
 
-def stage(folder: Path, grid_name: str, grid_text: str) -> int:
-    """Fills an empty folder with the four packages' sources and package data and one grid file.
+def stage(folder: Path, files: Mapping[str, str]) -> int:
+    """Fills an empty folder with the four packages' sources and package data and ``files`` (name to text).
 
     Only listed kinds of files of these packages are taken, so nothing else (version control, runs, caches)
     can get in, wherever the packages lie. Returns the number of bytes.
@@ -157,8 +173,9 @@ def stage(folder: Path, grid_name: str, grid_text: str) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
             sizes[f"{package}/{relative}"] = target.stat().st_size
-    (folder / grid_name).write_text(grid_text)
-    sizes[grid_name] = len(grid_text.encode())
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        sizes[name] = len(text.encode())
     total = sum(sizes.values())
     if total > UPLOAD_LIMIT_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -170,20 +187,18 @@ def stage(folder: Path, grid_name: str, grid_text: str) -> int:
 
 
 def submit(
-    grid_name: str,
-    grid_text: str,
-    run_arguments: Sequence[str],
+    arguments: Sequence[str],
+    files: Mapping[str, str],
     *,
     address: str,
     environment: Mapping[str, str] | None = None,
     token_path: Path | None = None,
 ) -> SubmittedJob:
-    """Submits ``python -m orchestrator run <grid> <run_arguments>`` with a freshly staged working directory.
+    """Submits ``python -m orchestrator <arguments>`` with a freshly staged working directory.
 
     Args:
-        grid_name: the grid file's name, such as ``easy.yaml``.
-        grid_text: its content; model and problem paths in it are absolute already.
-        run_arguments: further arguments of ``run``.
+        arguments: of the command line, such as ``run easy.yaml``.
+        files: what is staged beside the packages, name to text; model and problem paths in a grid are absolute already.
         address: the cluster's job API, ``http://host:8265``.
         environment: added to the job's environment.
         token_path: the file with the cluster's token; when None Ray's own rules hold (RAY_AUTH_MODE=token
@@ -192,11 +207,11 @@ def submit(
     Raises:
         UserError: no answer, no or a wrong token, too large an upload, or a cluster that refuses the job.
     """
-    entrypoint = shlex.join(["python", "-m", "orchestrator", "run", grid_name, *run_arguments])
+    entrypoint = shlex.join(["python", "-m", "orchestrator", *arguments])
     # A log that is followed must not wait in a buffer of the job's Python.
     variables = {"PYTHONUNBUFFERED": "1"} | dict(environment or {})
     with tempfile.TemporaryDirectory(prefix="isocompute-") as folder:
-        stage(Path(folder), grid_name, grid_text)
+        stage(Path(folder), files)
         return submit_staged(Path(folder), entrypoint, variables, address=address, token_path=token_path)
 
 

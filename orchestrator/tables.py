@@ -5,13 +5,16 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import rich.console
 import rich.table
+import rich.text
 
 PIPE_COLUMNS = 400
 """Where the output is no terminal nothing is folded to the 80 columns that rich assumes there."""
+FOLDED_ROWS = 200
+"""Up to so many rows a table is folded to the terminal's width."""
 
 
 def make_console() -> rich.console.Console:
@@ -30,6 +33,10 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+class Seconds(float):
+    """A duration: a number to programs, ``2h05m`` to people."""
+
+
 def print_rows(
     rows: Sequence[dict[str, Any]], format_: Format, console: rich.console.Console | None = None
 ) -> None:
@@ -41,14 +48,43 @@ def print_rows(
             writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    elif not rows:
+        return  # no keys, so no header either
+    elif len(rows) > FOLDED_ROWS:
+        print("\n".join(aligned_lines(rows)))
     else:
-        table = rich.table.Table(box=None, pad_edge=False)
-        for name in rows[0] if rows else []:
-            numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
-            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(_text(value) for value in row.values()))
-        (console or make_console()).print(table)
+        (console or make_console()).print(table(rows))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> rich.table.Table:
+    """A table that folds long texts to the width of the terminal."""
+    shown = rich.table.Table(box=None, pad_edge=False)
+    for name in rows[0] if rows else []:
+        justify: Literal["left", "right"] = "right" if _is_numeric(rows, name) else "left"
+        shown.add_column(name, justify=justify, overflow="fold")
+    for row in rows:
+        # Text: a reason with [brackets] is no markup.
+        shown.add_row(*(rich.text.Text(_text(value)) for value in row.values()))
+    return shown
+
+
+def aligned_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The same columns, one line for each row whatever the terminal's width: rich needs seconds for thousands of rows."""
+    columns = []
+    for name in rows[0] if rows else []:
+        texts = [name, *(_one_line(row[name]) for row in rows)]
+        width = max(map(len, texts))
+        numeric = _is_numeric(rows, name)
+        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
+def _is_numeric(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    return all(isinstance(row[name], int | float) or row[name] is None for row in rows)
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else _text(value)
 
 
 def _text(value: Any) -> str:
@@ -58,6 +94,19 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, Seconds):
+        return _duration(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"

@@ -28,6 +28,11 @@ class Grader:
         self._verifier = Verifier(verifier.type, verifier.workers, verifier.time_limit_seconds)
         self._truncated_scores_zero = sampling.truncated_answer == "zero"
 
+    @property
+    def beats(self) -> int:
+        """Signs of progress so far (``Verifier.beats``)."""
+        return self._verifier.beats
+
     def grade(self, rollouts: Rollouts, golds: list[str]) -> Grading:
         """Rewards of rollouts whose G groups have these G gold answers."""
         grades = self._verifier.grade(

@@ -4,6 +4,7 @@ import datetime
 import math
 import socket
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,10 @@ class LearnerSettings:
 
 class LearnerRank:
     """A rank. All ranks of a group are called with the same arguments and take part in each call."""
+
+    beats = 0
+    """Signs of progress so far: micro-batches, optimiser steps, packed parameters, checkpoints saved and loaded. Another thread may
+    read it at any time."""
 
     def __init__(self, settings: LearnerSettings, rank: int, ranks: int) -> None:
         """Hold the settings; ``join`` connects the group."""
@@ -117,6 +122,7 @@ class LearnerRank:
         )
         if checkpoint is not None:
             checkpoints.load(checkpoint, self._model, self._optimiser)
+            self.beats += 1
         self._version = version
         return version, self._pack()
 
@@ -154,6 +160,7 @@ class LearnerRank:
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate
         self._optimiser.step()
+        self.beats += 1
         self._version = version
         weights = self._pack()
         return metrics | {
@@ -183,6 +190,7 @@ class LearnerRank:
                 if self._base_model is not None:
                     self._base_model(input_ids=token)
                 (self._model(input_ids=token).logits.sum() * 0.0).backward()
+                self.beats += 1
                 continue
             batch = policy.ResponseBatch(rollouts, indices, self._device)
             terms = self._terms(batch, rollouts, advantages, weights)
@@ -194,6 +202,7 @@ class LearnerRank:
             )
             # FSDP averages gradients over ranks; the loss is a sum over them.
             (loss * self._ranks).backward()
+            self.beats += 1
             sums += _micro_batch_sums(loss, terms, recipe.tis_cap)
             differences = (terms.logprobs.detach() - terms.sampler_logprobs).abs()
             # numpy's maximum, unlike Python's, hands on what is no number.
@@ -265,6 +274,7 @@ class LearnerRank:
             with torch.no_grad():
                 values, _ = policy.response_statistics(self._model, batch, self._settings.temperature)
             result[batch.token_index] = values.cpu().numpy()
+            self.beats += 1
         return result
 
     def perturb(self, version: str) -> tuple[str, Weights | None]:
@@ -274,16 +284,26 @@ class LearnerRank:
         return version, self._pack()
 
     def save(self, folder: Path) -> None:
-        """Write model and optimiser to an empty folder; the caller marks it complete."""
+        """Write model and optimiser to an empty folder; the caller marks it complete.
+
+        Raises:
+            checkpoints.StorageFull: on every rank, when the storage of any rank takes no more.
+        """
         checkpoints.save(folder, self._model, self._optimiser)
+        self.beats += 1
 
     def _pack(self) -> Weights | None:
-        parameters = policy.full_parameters(self._model)
+        parameters = self._counted(policy.full_parameters(self._model))
         if self._rank == 0:
             return pack_weights(self._version, self._settings.model.dtype, parameters)
         for _ in parameters:
             pass
         return None
+
+    def _counted(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for parameter in parameters:
+            yield parameter
+            self.beats += 1
 
 
 _SUMS = ("loss", "entropy", "kl", "importance_ratio", "tis_capped", "logprob_difference")

@@ -36,6 +36,9 @@ class Sampler:
     Results depend on the weights, the prompts and the seeds alone: not on the engine, on other requests or on earlier calls.
     """
 
+    beats = 0
+    """Signs of progress so far: engine steps and loaded weights. Another thread may read it at any time."""
+
     def __init__(
         self, model: ModelSpec, sampling: SamplingSpec, pool: SamplerPool, longest_prompt: int
     ) -> None:
@@ -78,6 +81,7 @@ class Sampler:
             disable_log_stats=True,
             seed=0,
         )
+        self._count_steps()
         self._tokenizer = self._llm.get_tokenizer()
         self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)
@@ -147,6 +151,19 @@ class Sampler:
         # Cached prefixes belong to the old weights.
         self._llm.reset_prefix_cache()
         self._version = weights.version
+        self.beats += 1
+
+    def _count_steps(self) -> None:
+        engine = self._llm.llm_engine
+        step = engine.step
+
+        def counted_step() -> Any:
+            outputs = step()
+            self.beats += 1
+            return outputs
+
+        # vLLM has no hook between the steps of ``LLM.generate``, which may take an hour on long responses.
+        engine.step = counted_step
 
 
 def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ CHUNK_SIZE = 32
 """Answers sent to a worker at once: enough to hide the cost of a message, few enough to regrade one by one."""
 WALL_FACTOR = 10.0
 """Wall-clock time allowed beyond the answers' own CPU limits, in time limits."""
+LONE_TRIES = 2
+"""How often an answer is graded on its own before it scores 0 for a death of its process that need not be its own doing."""
 STALL_SECONDS = 60.0
 """Longest wait beyond the wall-clock limit (worker start included) before the pool itself counts as broken."""
 
@@ -94,6 +97,8 @@ class Verifier:
 
     Attributes:
         graded: how many pairs have been sent to the workers so far; cached, repeated and plain-integer ones are not.
+        beats: signs of progress so far: calls, graded chunks, and each second of waiting for a worker that is within
+            its own limits. Another thread may read it at any time.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Verifier:
     ) -> None:
         self.kind = kind
         self.graded = 0
+        self.beats = 0
         self._workers = workers
         self._limit = time_limit_seconds
         self._cache_size = cache_size
@@ -124,6 +130,7 @@ class Verifier:
             verdicts = (
                 [grade_exact(*pair) for pair in pairs] if self.kind == "exact" else self._grade_math(pairs)
             )
+        self.beats += 1
         rewards = np.array([verdict is True for verdict in verdicts], dtype=np.float32)
         return Grades(rewards, failures=sum(verdict is None for verdict in verdicts))
 
@@ -170,25 +177,30 @@ class Verifier:
     def _in_workers(
         self, function: Callable[..., bool], items: Sequence[tuple[str, ...]]
     ) -> list[bool | None]:
-        """``function(*item)`` for each item; None where that crashed, or ran into the time limit, on its own."""
+        """``function(*item)`` for each item; None where that crashed, or ran into a limit, on its own."""
         chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
         results: list[bool | None] = []
         suspects: list[int] = []
         for chunk, outcome in zip(chunks, self._run(function, chunks), strict=True):
-            if outcome is None and len(chunk) > 1:
-                suspects.extend(range(len(results), len(results) + len(chunk)))
-            results.extend(outcome if outcome is not None else [None] * len(chunk))
+            if isinstance(outcome, _Loss):
+                if len(chunk) > 1 or outcome is _Loss.UNCLEAR:
+                    suspects.extend(range(len(results), len(results) + len(chunk)))
+                results.extend([None] * len(chunk))
+            else:
+                results.extend(outcome)
         # Which item of a lost chunk is to blame shows when each runs alone.
-        alone = self._run(function, [[items[index]] for index in suspects])
-        for index, outcome in zip(suspects, alone, strict=True):
-            results[index] = outcome[0] if outcome is not None else None
+        for _ in range(LONE_TRIES):
+            alone = self._run(function, [[items[index]] for index in suspects])
+            for index, outcome in zip(suspects, alone, strict=True):
+                results[index] = None if isinstance(outcome, _Loss) else outcome[0]
+            suspects = [i for i, outcome in zip(suspects, alone, strict=True) if outcome is _Loss.UNCLEAR]
         return results
 
     def _run(
         self, function: Callable[..., bool], chunks: Sequence[Sequence[tuple[str, ...]]]
-    ) -> list[list[bool] | None]:
-        """The results of each chunk; None for a chunk in which a worker died or raised."""
-        outcomes: dict[int, list[bool] | None] = {}
+    ) -> list["list[bool] | _Loss"]:
+        """The results of each chunk, or how it was lost."""
+        outcomes: dict[int, list[bool] | _Loss] = {}
         for _ in range(2):  # a pool that broke by itself (say, an idle worker was killed) is rebuilt once
             waiting = [index for index in range(len(chunks)) if index not in outcomes]
             if not waiting:
@@ -205,6 +217,7 @@ class Verifier:
                 }
                 for index, future in futures.items():
                     outcomes[index] = self._outcome(future, pool)
+                    self.beats += 1
             except BrokenProcessPool as error:
                 logger.warning("verifier: the worker pool broke (%s) and is started again", error)
                 self.close()
@@ -225,7 +238,7 @@ class Verifier:
     def _wall_limit(self, answers: int) -> float:
         return (answers + WALL_FACTOR) * self._limit
 
-    def _outcome(self, future: Future, pool: ProcessPool) -> list[bool] | None:
+    def _outcome(self, future: Future, pool: ProcessPool) -> "list[bool] | _Loss":
         deadline = time.monotonic() + self._wall_limit(CHUNK_SIZE) + STALL_SECONDS
         while not future.done():
             try:
@@ -233,14 +246,27 @@ class Verifier:
             except TimeoutError:
                 if not pool.active or time.monotonic() > deadline:
                     raise BrokenProcessPool("no worker answers") from None
+                self.beats += 1
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             raise error
         if error is not None:
             level = logging.DEBUG if isinstance(error, ProcessExpired) else logging.WARNING
             logger.log(level, "verifier: a worker failed: %r", error)
-            return None
+            if isinstance(error, TimeoutError):
+                return _Loss.UNCLEAR
+            outside = isinstance(error, ProcessExpired) and error.exitcode != -signal.SIGPROF
+            return _Loss.UNCLEAR if outside else _Loss.ITS_OWN
         return future.result()
+
+
+class _Loss(Enum):
+    """How a chunk was lost."""
+
+    ITS_OWN = auto()
+    """An answer raised, or used up its CPU time: the same would happen again."""
+    UNCLEAR = auto()
+    """Its process stood still or died otherwise, perhaps at the hand of someone else (a kill, a machine out of memory)."""
 
 
 def _cache_key(text: str, gold: str) -> bytes:

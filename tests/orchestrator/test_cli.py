@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cell_state import State
+from orchestrator.store import RunStore
+from tests.orchestrator.small_run import attempt, held, make_run
+
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "grids" / "quickstart.yaml"
 
@@ -133,6 +137,84 @@ def test_a_stale_ray_address_is_refused_and_does_not_hang(tmp_path: Path) -> Non
 
 def test_status_of_no_run_is_refused(tmp_path: Path) -> None:
     assert "not a run folder" in refusal(isocompute("status", tmp_path))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of which bp2-n4-s0 is finished and bp2-n4-s1 has failed."""
+    run_dir = tmp_path_factory.mktemp("cli") / "run"
+    make_run(run_dir)
+    with held(run_dir) as store:
+        attempt(store, "bp2-n4-s0", 8, State.FINISHED)
+        attempt(store, "bp2-n4-s1", 3, State.FAILED, "broken")
+        store.cell("bp2-n4-s1").write_failure(1, "Traceback: broken\n")
+    return run_dir
+
+
+def test_status_as_json_with_its_summary_beside_it(small: Path) -> None:
+    result = isocompute("status", small, "--state", "failed,finished", "--sort", "step", "--format", "json")
+    assert [row["cell"] for row in json.loads(result.stdout)] == ["bp2-n4-s1", "bp2-n4-s0"]
+    assert result.stderr == "3 cells: 1 pending, 1 finished, 1 failed; nobody holds the run\n"
+
+
+def test_explain_and_logs_of_a_failed_cell(small: Path) -> None:
+    text = isocompute("explain", small, "bp2-n4-s1").stdout
+    assert "bp2-n4-s1 has failed at step 3 of 8" in text and "Reason: broken" in text
+    assert text.endswith(f"To go on: isocompute resume {small} --cell bp2-n4-s1\n")
+    assert isocompute("logs", small, "bp2-n4-s1").stdout.endswith("Traceback: broken\n")
+    facts = json.loads(isocompute("explain", small, "bp2-n4-s1", "--format", "json").stdout)
+    assert facts["attempts"][0]["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["explain", "bp2-n4-s9"], ["bp2-n4-s9", "did you mean bp2-n4-s"]),
+        (["logs", "bp2-n4-s1", "--attempt", "2"], ["--attempt", "1 to 1"]),
+        (["cancel", "--cell", "bp2-n4-s0"], ["bp2-n4-s0 is finished"]),
+        (["retry"], ["either --cell CELL or --failed"]),
+        (["retry", "--failed", "--cell", "bp2-n4-s1"], ["either --cell CELL or --failed"]),
+        (["resume", "--failed", "--cell", "bp2-n4-s1"], ["either --cell CELL or --failed"]),
+        (["resume", "--cell", "bp2-n4-s9"], ["bp2-n4-s9", "did you mean bp2-n4-s"]),
+        (["resume", "--address", "127.0.0.1:6379"], ["--address", "http://"]),
+    ],
+)
+def test_operators_slips_are_refused_in_one_line(small: Path, arguments: list[str], parts: list[str]) -> None:
+    line = refusal(isocompute(arguments[0], small, *arguments[1:]))
+    for part in parts:
+        assert part in line
+
+
+def test_a_relative_run_folder_is_refused_by_resume_inside_a_job() -> None:
+    line = refusal(isocompute("resume", "runs/x", RAY_JOB_CONFIG_JSON_ENV_VAR="{}"))
+    assert "absolute" in line
+
+
+def test_cancel_and_retry_without_a_controller(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    cancelled = isocompute("cancel", tmp_path / "run", "--cell", "bp2-n4-s0", "--cell", "bp2-n4-s2")
+    assert cancelled.returncode == 0
+    assert [line.split(" as ")[0] for line in cancelled.stdout.splitlines()] == [
+        "bp2-n4-s0 cancelled",
+        "bp2-n4-s2 cancelled",
+    ]
+    again = isocompute(
+        "retry", tmp_path / "run", "--cell", "bp2-n4-s0", "--cell", "bp2-n4-s1", "--reset-budget"
+    )
+    # One of two was refused; the other one is carried out.
+    assert again.returncode == 2 and again.stderr.startswith(
+        "isocompute: bp2-n4-s1 waits for its turn already"
+    )
+    states = {cell: state.state for cell, state in RunStore.existing(tmp_path / "run").states().items()}
+    assert states == {"bp2-n4-s0": State.PENDING, "bp2-n4-s2": State.CANCELLED}
+
+
+def test_gc_is_refused_while_a_controller_lives(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with held(tmp_path / "run", "node7:123"):
+        assert "node7:123" in refusal(isocompute("gc", tmp_path / "run", "--yes"))
+    result = isocompute("gc", tmp_path / "run", "--yes")
+    assert (result.returncode, result.stdout.strip()) == (0, "nothing to remove")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

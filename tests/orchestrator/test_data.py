@@ -8,7 +8,7 @@ import pytest
 from grids.errors import UserError
 from grids.loading import parse_grid
 from grids.spec import GridSpec
-from orchestrator.data import load_data, model_fingerprint
+from orchestrator.data import load_data, model_fingerprint, weights_fingerprint
 from tests.tiny_models import make_model
 
 GRID = """
@@ -80,11 +80,14 @@ def test_the_identity_follows_contents_and_not_paths(
     assert load_data(grid_in(moved)).identity != identity
 
 
-def test_pools_tracking_and_commits_are_no_part_of_the_identity(folder: Path) -> None:
+def test_what_may_change_between_submissions_is_no_part_of_the_identity(folder: Path) -> None:
     identity = load_data(grid_in(folder)).identity
     assert load_data(grid_in(folder, ":5000", ":6000")).identity == identity
-    more = grid_in(folder, "recipe:", "pools: {learners: {count: 3}}\ncommits: {every_steps: 2}\nrecipe:")
+    sections = "pools: {learners: {count: 3}}\ncommits: {every_steps: 2}\nfailures: {own_failures: 9}\n"
+    more = grid_in(folder, "recipe:", f"{sections}assumptions: [a]\nrecipe:")
     assert load_data(more).identity == identity
+    larger = grid_in(folder, "compute_rollouts: 64", "compute_rollouts: 128")
+    assert load_data(larger).identity == identity
     assert load_data(grid_in(folder, "2e-4", "3e-4")).identity != identity
 
 
@@ -92,3 +95,32 @@ def test_another_model_has_another_fingerprint(folder: Path) -> None:
     before = model_fingerprint(str(folder / "model"))
     make_model(folder / "model", seed=1)
     assert model_fingerprint(str(folder / "model")) != before
+
+
+def test_a_byte_of_large_weights_that_differs_at_either_end_is_seen(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = model / "model.safetensors"
+    size = 200 * 2**20 + 3
+    with weights.open("wb") as file:
+        file.truncate(size)  # zeros that take no space
+    (model / "config.json").write_text("{}")
+    seen = {weights_fingerprint(str(model))}
+    for place in (0, 2**20 - 1, size - 2**20, size - 1):
+        with weights.open("r+b") as file:
+            file.seek(place)
+            file.write(b"x")
+        seen.add(weights_fingerprint(str(model)))
+    assert len(seen) == 5
+    with weights.open(
+        "r+b"
+    ) as file:  # between the second block and the third: (size - 1 MiB) * 2 / 63 is later
+        file.seek((size - 2**20) // 63 + 2**20)
+        file.write(b"x")
+    assert weights_fingerprint(str(model)) in seen
+
+
+def test_small_models_and_hub_models_have_no_fingerprint_of_large_weights(folder: Path) -> None:
+    assert weights_fingerprint(str(folder / "model")) is None
+    assert weights_fingerprint("Qwen/Qwen3-0.6B") is None
+    assert load_data(grid_in(folder)).identity["model"].keys() == {"content", "dtype"}

@@ -5,8 +5,8 @@ import pytest
 from grids.expansion import expand
 from grids.loading import parse_grid
 from grids.spec import GridSpec
-from orchestrator.cell_run import evaluation_request, probe_batch, training_batch
 from orchestrator.data import GridData, PromptSet
+from orchestrator.phases import probe_batch, training_batch, validation_batch
 from tests.grids.test_spec import GRID, PATH
 
 
@@ -41,7 +41,20 @@ def test_probe_validation_and_training_share_no_seed() -> None:
     cell = expand(spec)[0]
     seeds = [
         *probe_batch(spec, DATA).request.seeds,
-        *evaluation_request(spec, DATA).seeds,
+        *validation_batch(spec, DATA).request.seeds,
         *training_batch(cell, 1, DATA).request.seeds,
     ]
     assert len(set(seeds)) == len(seeds) == 20 + 20 + cell.problems_per_batch
+
+
+def test_a_part_of_a_batch_asks_for_the_same_rollouts_as_the_whole() -> None:
+    batch = training_batch(expand(spec_with("{problems: 20}"))[0], 3, DATA)
+    part = batch.part([5, 2])
+    assert part.prompts == [batch.request.prompts[5], batch.request.prompts[2]]
+    assert part.seeds == [batch.request.seeds[5], batch.request.seeds[2]]
+    assert part.rollouts_per_problem == batch.request.rollouts_per_problem
+
+
+def test_each_problem_of_a_batch_knows_its_row() -> None:
+    batch = training_batch(expand(spec_with("{problems: 20}"))[0], 3, DATA)
+    assert batch.sources == [f"problems.jsonl, row {prompt[0]}" for prompt in batch.request.prompts]

@@ -1,25 +1,25 @@
-"""Pools on real engines: the start-up probe sees an engine that does not take its weights."""
+"""Pools on real engines: the start-up probe sees an engine that does not take its weights; what dies is replaced."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import ray
 from transformers import AutoTokenizer
 
 from grids.loading import parse_grid
-from grids.spec import GridSpec
-from orchestrator.pools import (
-    Disagreement,
-    Pools,
-    SamplerActor,
-    SamplerPool,
-    prove_agreement,
-    require_agreement,
-)
-from orchestrator.pools import start_pools as start_real_pools
+from grids.spec import FailuresSpec, GridSpec
+from orchestrator.agreement import Disagreement, prove_agreement, require_agreement
+from orchestrator.clock import SYSTEM_CLOCK
+from orchestrator.faults import FaultKind, classify
+from orchestrator.pool_actors import WATCH_GROUP, SamplerActor
+from orchestrator.pool_members import PoolMember, Supervision
+from orchestrator.pools import Pools, SharedPool, make_pools
 from tests.grids.test_spec import GRID, PATH
 from tests.tiny_models import make_model
-from workers.rollouts import Rollouts
+from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 from workers.weights import Weights
 
@@ -45,31 +45,73 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> GridSpec:
     return parse_grid(text + "verifier: {type: exact}\n", PATH)
 
 
+def supervision(run_dir: Path, said: list[str]) -> Supervision:
+    policy = FailuresSpec(backoff_seconds=0.1, stall_seconds=60)
+    return Supervision(run_dir, 1, lambda: None, policy, SYSTEM_CLOCK, said.append)
+
+
 @pytest.mark.engine
-def test_the_probe_passes_real_engines_and_refuses_one_with_a_stale_tensor(
-    ray_cluster: None, spec: GridSpec
+def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
+    ray_cluster: None, spec: GridSpec, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(spec.model.path)
     prompts = [tokenizer.encode(f"{i}+{7 * i}=") for i in range(1, 10)]
+    said: list[str] = []
+    shared = supervision(tmp_path, said)
 
-    async def probe() -> tuple[float, str]:
-        pools = await start_real_pools(spec, longest_prompt=12)
-        difference = await prove_agreement(pools, prompts, spec)
-        deaf = (
-            ray.remote(DeafSampler)
-            .options(num_cpus=0)
-            .remote(spec.model, spec.sampling, spec.pools.samplers, 12)
-        )
-        await deaf.start.remote()
+    def new_deaf() -> ray.actor.ActorHandle:
+        deaf = ray.remote(concurrency_groups={WATCH_GROUP: 1})(DeafSampler).options(num_cpus=0)
+        return deaf.remote(spec.model, spec.sampling, spec.pools.samplers, 12)
+
+    async def refused(pools: Pools) -> str:
+        deaf = SharedPool([PoolMember("sampler 0", new_deaf, shared)], shared)
+        await deaf.start()
         with pytest.raises(Disagreement) as caught:
-            await prove_agreement(Pools(SamplerPool([deaf]), pools.learners, pools.grader), prompts, spec)
-        for actor in [deaf, pools.grader, *pools.samplers.engines]:
-            ray.kill(actor)
-        return difference, str(caught.value)
+            await prove_agreement(Pools(deaf, pools.learners, pools.grader), prompts, spec)
+        await deaf.members[0].end()
+        return str(caught.value)
 
-    difference, message = asyncio.run(probe())
+    async def replaced(pools: Pools) -> None:
+        """The same rollouts before and after the engine's death, which one call sees and no later one."""
+        request = SamplingRequest(prompts, [rollout_seed("test", i) for i in range(9)], 4)
+        before: Rollouts = await (await pools.samplers.reference_and_value("sample", request, None))[0]
+        first = pools.samplers.members[0].process
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="sampler 0 was lost: its process died") as caught:
+            await pools.samplers.reference_and_value("sample", request, None)
+        assert classify(caught.value).kind is FaultKind.LOST
+        after: Rollouts = await (await pools.samplers.reference_and_value("sample", request, None))[0]
+        assert pools.samplers.members[0].process.pid != first.pid
+        # The first was sampled from perturbed weights that the new engine has not been given.
+        assert before.weights_version != after.weights_version == "base"
+        assert after.lengths.shape == before.lengths.shape
+
+    async def broken_and_opened(pools: Pools) -> None:
+        group = pools.learners[0]
+        await group.begin_cell("cell/step-0", None)
+        os.kill(group.members[0].process.pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="learner 0 rank 0 was lost"):
+            await group.begin_cell("cell/step-0", None)
+        assert group.broken
+        await group.open()
+        assert not group.broken
+        await group.begin_cell("cell/step-0", None)
+
+    async def try_all() -> tuple[float, str]:
+        pools = make_pools(spec, 12, shared)
+        await pools.start()
+        difference = await prove_agreement(pools, prompts, spec)
+        message = await refused(pools)
+        await replaced(pools)
+        await broken_and_opened(pools)
+        pools.let_go()
+        return difference, message
+
+    difference, message = asyncio.run(try_all())
     assert 0 < difference < 1e-3
     assert "sampler and learner differ by" in message and "0.001" in message
+    # Sampler twice, the deaf one, learner twice, grader: each was recorded before it served.
+    assert len((tmp_path / "members" / "e000001.jsonl").read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize("difference", [0.002, float("nan")])

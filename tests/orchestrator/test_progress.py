@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grids.spec import LearnerPool, PoolsSpec, SamplerPool
-from orchestrator.progress import Progress, accelerator_seconds
+from orchestrator.progress import Progress, accelerator_seconds, divergence
 
 
 def test_a_row_has_means_maxima_totals_and_latest_values_since_the_previous_row() -> None:
@@ -17,16 +17,17 @@ def test_a_row_has_means_maxima_totals_and_latest_values_since_the_previous_row(
         {"loss": 6.0, "logprob_difference": 0.1, "learning_rate": 0.3, "verifier_failures": 2.0},
     ]
     for metrics in steps:
-        progress.add_step(metrics, tokens=10, accelerator_seconds=1.5)
+        progress.add_step(metrics | {"train_reward": 0.5}, tokens=10, accelerator_seconds=1.5)
     assert progress.close_interval() == {
         "loss": 3.0,
         "logprob_difference": 0.7,
         "learning_rate": 0.3,
         "verifier_failures": 3.0,
+        "train_reward": 0.5,
     }
     assert (progress.step, progress.compute_tokens, progress.accelerator_seconds) == (3, 30, 4.5)
-    progress.add_step({"loss": 9.0, "logprob_difference": 0.2}, tokens=5, accelerator_seconds=0.25)
-    assert progress.close_interval() == {"loss": 9.0, "logprob_difference": 0.2}
+    progress.add_step({"loss": 9.0, "train_reward": 0.25}, tokens=5, accelerator_seconds=0.25)
+    assert progress.close_interval() == {"loss": 9.0, "train_reward": 0.25}
     assert (progress.step, progress.compute_tokens, progress.accelerator_seconds) == (4, 35, 4.75)
 
 
@@ -34,12 +35,12 @@ def test_progress_kept_in_a_commit_continues_to_the_same_row() -> None:
     values = [0.1, 0.2, 0.7, 1e-9]
     whole, cut = Progress(), Progress()
     for value in values:
-        whole.add_step({"loss": value}, tokens=1, accelerator_seconds=value)
+        whole.add_step({"loss": value, "train_reward": value}, tokens=1, accelerator_seconds=value)
     for value in values[:2]:
-        cut.add_step({"loss": value}, tokens=1, accelerator_seconds=value)
+        cut.add_step({"loss": value, "train_reward": value}, tokens=1, accelerator_seconds=value)
     resumed = Progress(**json.loads(json.dumps(cut.to_dict())))
     for value in values[2:]:
-        resumed.add_step({"loss": value}, tokens=1, accelerator_seconds=value)
+        resumed.add_step({"loss": value, "train_reward": value}, tokens=1, accelerator_seconds=value)
     assert resumed == whole
     assert resumed.close_interval() == whole.close_interval()
 
@@ -47,7 +48,7 @@ def test_progress_kept_in_a_commit_continues_to_the_same_row() -> None:
 def test_a_commit_without_accelerator_seconds_counts_them_from_zero() -> None:
     kept: dict[str, Any] = {"step": 7, "compute_tokens": 70, "steps_since_row": 0, "interval": {}}
     progress = Progress(**kept)
-    progress.add_step({}, tokens=10, accelerator_seconds=2.0)
+    progress.add_step({"train_reward": 0.0}, tokens=10, accelerator_seconds=2.0)
     assert (progress.step, progress.accelerator_seconds) == (8, 2.0)
 
 
@@ -66,3 +67,36 @@ def test_accelerator_time_is_seconds_times_what_a_phase_holds(
 ) -> None:
     pools = PoolsSpec(samplers=samplers, learners=learners)
     assert accelerator_seconds(pools, seconds_sampling=3.0, seconds_learning=5.0) == expected
+
+
+def rewarded(*rewards: float) -> Progress:
+    progress = Progress()
+    for reward in rewards:
+        progress.add_step({"train_reward": reward}, tokens=1, accelerator_seconds=0.0)
+    return progress
+
+
+def test_rewards_that_vanish_for_long_after_better_ones_are_a_collapse() -> None:
+    steady = {"importance_ratio": 1.0}
+    assert divergence(steady, rewarded(0.4, 0.0, 0.0), collapsed_steps=3) is None
+    assert divergence(steady, rewarded(0.4, 0.0, 0.0, 0.25, 0.0), collapsed_steps=3) is None
+    reason = divergence(steady, rewarded(0.25, 0.4, 0.0, 0.0, 0.0), collapsed_steps=3)
+    assert reason is not None and "none in 3 steps on end" in reason and "up to 0.4" in reason
+
+
+def test_a_cell_that_never_earned_anything_has_not_collapsed() -> None:
+    assert divergence({"importance_ratio": 1.0}, rewarded(*[0.0] * 50), collapsed_steps=3) is None
+
+
+@pytest.mark.parametrize(("ratio", "diverged"), [(0.51, False), (1.99, False), (0.49, True), (2.01, True)])
+def test_a_mean_importance_ratio_far_from_one_is_a_divergence(ratio: float, diverged: bool) -> None:
+    assert (divergence({"importance_ratio": ratio}, rewarded(0.5), 3) is not None) == diverged
+
+
+def test_an_importance_ratio_that_is_no_number_is_a_divergence() -> None:
+    assert divergence({"importance_ratio": float("nan")}, rewarded(0.5), 3) is not None
+
+
+def test_progress_of_a_commit_from_before_collapses_were_counted_still_loads() -> None:
+    kept: dict[str, Any] = {"step": 7, "compute_tokens": 70, "steps_since_row": 0, "interval": {}}
+    assert divergence({"importance_ratio": 1.0}, Progress(**kept), collapsed_steps=1) is None

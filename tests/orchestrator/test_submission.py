@@ -14,11 +14,11 @@ import pytest
 import orchestrator.submission as submission
 from grids.errors import UserError
 from orchestrator.local import LocalServices, free_port
-from orchestrator.submission import stage, submit_staged
+from orchestrator.submission import stage, submit_and_follow, submit_staged
 
 
 def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_path: Path) -> None:
-    size = stage(tmp_path, "my grid.yaml", "name: x\n")
+    size = stage(tmp_path, {"my grid.yaml": "name: x\n"})
     assert {path.name for path in tmp_path.iterdir()} == {
         "grids",
         "workers",
@@ -37,7 +37,7 @@ def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_pat
 
 
 def test_the_stage_runs_without_the_checkout(tmp_path: Path) -> None:
-    stage(tmp_path, "g.yaml", "")
+    stage(tmp_path, {})
     program = "import grids.errors, orchestrator.submission; print(orchestrator.submission.__file__)"
     shown = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
@@ -50,7 +50,7 @@ def test_a_stage_over_the_upload_limit_names_its_largest_file(
 ) -> None:
     monkeypatch.setattr(submission, "UPLOAD_LIMIT_BYTES", 1_000_000)
     with pytest.raises(UserError, match=r"largest file: huge\.yaml"):
-        stage(tmp_path, "huge.yaml", "#" * 1_100_000)
+        stage(tmp_path, {"huge.yaml": "#" * 1_100_000})
 
 
 def test_no_cluster_at_the_address_is_a_user_error(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServices
 def test_a_job_runs_in_its_stage_and_its_log_and_status_come_back(
     services: LocalServices, tmp_path: Path
 ) -> None:
-    stage(tmp_path, "g.yaml", "name: staged\n")
+    stage(tmp_path, {"g.yaml": "name: staged\n"})
     program = (
         "import os, sys, ray, grids.errors; ray.init(log_to_driver=False); "
         "print('cpus', ray.cluster_resources()['CPU'], open('g.yaml').read(), os.environ['MARK']); "
@@ -104,6 +104,20 @@ def test_a_job_runs_in_its_stage_and_its_log_and_status_come_back(
         tmp_path, "echo good", {}, address=services.ray_address, token_path=services.token_path
     )
     assert finished.follow(pieces.append) == "SUCCEEDED"
+
+
+@pytest.mark.engine
+def test_another_command_than_run_goes_through_a_job_with_its_exit_code(
+    services: LocalServices, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in services.environment().items():
+        monkeypatch.setenv(name, value)
+    # Refused by the command line of the job itself, which runs in a stage without a grid file.
+    code = submit_and_follow(["resume", "runs/relative", "--failed"], {}, services.ray_address)
+    assert code == 2
+    assert (
+        "isocompute: run folder runs/relative: inside a Ray job it must be absolute" in capfd.readouterr().out
+    )
 
 
 @pytest.mark.engine

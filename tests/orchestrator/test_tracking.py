@@ -2,19 +2,27 @@
 
 import importlib
 import json
+import os
+import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from grids.errors import UserError
+from orchestrator.lease import LeaseLost
 from orchestrator.local import LocalServices, free_port
 from orchestrator.mlflow_format import flat_params, metrics_of, mlflow_status, per_problem_text
+from orchestrator.mlflow_source import read_experiment
 from orchestrator.outbox import Outbox
 from orchestrator.tracking import Tracker
+from orchestrator.tracking_ledger import Ledger
 
 T0 = 1_700_000_000_000
 
@@ -104,6 +112,16 @@ def test_closing_an_outbox_gives_up_after_the_timeout() -> None:
     began = time.monotonic()
     assert not outbox.close(0.5)
     assert time.monotonic() - began < 2.0
+
+
+def test_an_outbox_that_may_not_go_on_does_nothing_more() -> None:
+    done: list[str] = []
+    allowed = [True, False]
+    outbox = Outbox("test", lambda error: False, lambda: allowed.pop(0))
+    for name in "ab":
+        outbox.put(name, lambda name=name: done.append(name))  # type: ignore[misc]
+    assert outbox.close(10.0)
+    assert done == ["a"]
 
 
 def test_an_unreachable_server_is_a_user_error_within_15_seconds() -> None:
@@ -262,9 +280,10 @@ def test_runs_left_running_by_a_killed_controller_get_their_cells_status(service
 def test_a_finished_cell_is_completed_once_and_then_left_untouched(services: LocalServices) -> None:
     reader = Reader(services.mlflow_uri, "run-4")
     ends = []
-    for rows in ([row(1)], [row(1), row(2)], [row(1), row(2)]):
+    for count in (1, 2, 2):
         tracker = Tracker.connect(services.mlflow_uri, "restore", "run-4", "grid")
-        tracker.restore("cell", {"a": 1}, rows, "finished")
+        rows = [row(1), row(2)][:count]
+        tracker.restore("cell", {"a": 1}, count, rows.copy, "finished")
         assert tracker.close("FINISHED", 60.0) == 0
         run = reader.runs()["cell"]
         assert run.info.status == "FINISHED"
@@ -299,7 +318,7 @@ def test_scores_for_each_problem_are_whole_however_a_cell_came_to_its_end(servic
         for written in rows:
             second.row("paused", written)
         second.cell_ended("paused", "finished")
-        second.restore("killed", {}, rows, "failed", "ValueError: no luck")
+        second.restore("killed", {}, 3, lambda: rows, "failed", "ValueError: no luck")
         assert second.close("FINISHED", 60.0) == 0
         runs = reader.runs()
         assert "isocompute.reason" not in runs["paused"].data.tags
@@ -308,29 +327,170 @@ def test_scores_for_each_problem_are_whole_however_a_cell_came_to_its_end(servic
 
 
 @pytest.mark.engine
-def test_a_server_away_in_the_middle_holds_nothing_up_and_loses_no_row(services: LocalServices) -> None:
-    tracker = Tracker.connect(services.mlflow_uri, "away", "run-5", "grid")
-    tracker.start({}, {})
-    tracker.cell_started("cell", {})
-    tracker.row("cell", row(1))
-    given_up = Tracker.connect(services.mlflow_uri, "away", "run-6", "grid")
-    services.stop()
+def test_a_cell_that_is_tried_again_keeps_its_run_and_ends_it_at_its_own_end(services: LocalServices) -> None:
+    reader = Reader(services.mlflow_uri, "run-8")
+
+    def seen(cell_id: str) -> tuple[str, str, str | None]:
+        run = reader.runs()[cell_id]
+        return (
+            run.info.status,
+            run.data.tags["isocompute.state"],
+            run.data.tags.get("isocompute.reason"),
+        )
+
+    first = Tracker.connect(services.mlflow_uri, "again", "run-8", "grid")
+    for cell in ("lost", "paused", "cancelled"):
+        first.cell_started(cell, {})
+        first.row(cell, row(1))
+    first.cell_ended("lost", "pending", "learner rank 1 was lost")
+    first.cell_ended("paused", "paused", "interrupted")
+    first.cell_ended("cancelled", "cancelled", "told to by ada")
+    assert first.close(None, 60.0) == 0
+    assert seen("lost") == ("RUNNING", "pending", "learner rank 1 was lost")
+    assert seen("paused") == ("KILLED", "paused", "interrupted")
+    assert seen("cancelled") == ("KILLED", "cancelled", "told to by ada")
+    earlier = {cell: run.info.run_id for cell, run in reader.runs().items()}
+
+    second = Tracker.connect(services.mlflow_uri, "again", "run-8", "grid")
+    for cell in ("lost", "paused"):
+        second.cell_started(cell, {})
+        second.row(cell, row(2))
+    began = int(time.time() * 1000)
+    for cell in ("lost", "paused"):
+        second.cell_ended(cell, "finished")
+    assert second.close("FINISHED", 60.0) == 0
+    runs = reader.runs()
+    assert {cell: run.info.run_id for cell, run in runs.items()} == earlier
+    for cell in ("lost", "paused"):
+        assert seen(cell) == ("FINISHED", "finished", None)
+        assert runs[cell].info.end_time >= began
+
+
+@pytest.mark.engine
+def test_names_that_mlflow_refuses_arrive_changed_and_those_of_a_history_as_they_are(
+    services: LocalServices,
+) -> None:
+    written = row(1) | {
+        "problems_per_batch": 16,
+        "rollouts_per_problem": 64,
+        "seed": 0,
+        "seconds_sampling": 2.5,
+    }
+    tracker = Tracker.connect(services.mlflow_uri, "names", "run-9", "grid")
+    tracker.start({"a/b": {"c@d": 1}, "a": 2}, {"x=y": "z"})
+    tracker.cell_started("bp16-n64-s0", {})
+    tracker.row(
+        "bp16-n64-s0", written | {"train": 1.0, "train/loss": 2.0, "pass@1 (greedy)": 0.5, "Loss": 3.0}
+    )
+    tracker.cell_ended("bp16-n64-s0", "finished")
+    assert tracker.close("FINISHED", 60.0) == 0
+    runs = Reader(services.mlflow_uri, "run-9").runs()
+    metrics = runs["bp16-n64-s0"].data.metrics
+    assert (metrics["train"], metrics["train-2f-loss"], metrics["-4c-oss"]) == (1.0, 2.0, 3.0)
+    assert metrics["pass-40-1-20--28-greedy-29-"] == 0.5
+    assert runs[None].data.params == {"a-2f-b.c-40-d": "1", "a": "2"}
+    assert runs[None].data.tags["x-3d-y"] == "z"
+    (tables,) = read_experiment(services.mlflow_uri, "names")
+    assert tables.history.to_dict("records") == [written]
+
+
+@pytest.mark.engine
+def test_runs_that_start_together_share_one_experiment_and_have_a_parent_each(
+    services: LocalServices,
+) -> None:
+    count = 6
+    together = Barrier(count)
+
+    def connect(experiment: str, key: str) -> Tracker:
+        together.wait()
+        return Tracker.connect(services.mlflow_uri, experiment, key, "grid")
+
+    for experiment in ("together-0", "together-1", "together-2"):
+        keys = [f"{experiment}/{number}" for number in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            trackers = list(threads.map(connect, [experiment] * count, keys))
+        assert len({tracker.experiment_id for tracker in trackers}) == 1
+        assert len({tracker.parent_run_id for tracker in trackers}) == count
+        for tracker in trackers:
+            tracker.close("FINISHED", 60.0)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("overtaken_makes_its_run", ["last", "first"])
+def test_a_controller_overtaken_while_it_makes_the_parent_leaves_none(
+    services: LocalServices, overtaken_makes_its_run: str
+) -> None:
+    """Each stands still between its last look at the lease and its request, in which the other one does all."""
+    last = overtaken_makes_its_run == "last"
+    key = f"run-10-{overtaken_makes_its_run}"
+    other: list[Tracker] = []
+
+    def check() -> None:
+        """The lease of the controller that stands still at the first look."""
+        if not other:
+            other.append(Tracker.connect(services.mlflow_uri, "overtaken", key, "grid"))
+        elif last:
+            raise LeaseLost("another controller has taken this run over")
+
+    ledger = Ledger(check=check)
+    if last:
+        with pytest.raises(LeaseLost):
+            Tracker.connect(services.mlflow_uri, "overtaken", key, "grid", ledger)
+        holder = other[0]
+    else:
+        holder = Tracker.connect(services.mlflow_uri, "overtaken", key, "grid", ledger)
+    (parent,) = Reader(services.mlflow_uri, key).runs().values()
+    assert parent.info.run_id == holder.parent_run_id
+    for tracker in {holder, *other}:
+        tracker.close(None, 60.0)
+
+
+@pytest.mark.engine
+def test_a_server_killed_in_the_middle_holds_nothing_up_and_loses_and_doubles_no_row(
+    services: LocalServices, tmp_path: Path
+) -> None:
+    rows = [row(step, **{f"column_{i}": float(i) for i in range(40)}) for step in range(1, 121)]
+    uri = services.mlflow_uri
+    first = Tracker.connect(uri, "away", "run-5", "grid", Ledger.open(tmp_path, 1, lambda: None))
+    first.start({}, {})
+    first.cell_started("cell", {})
+    first.row("cell", rows[0])
+    given_up = Tracker.connect(uri, "away", "run-6", "grid")
+    began = time.monotonic()
+    for sent in rows[1:80]:
+        first.row("cell", sent)
+    assert time.monotonic() - began < 0.5
+    # In the middle of sending; the server's processes are one group.
+    record = json.loads((services.state_dir / "services.json").read_text())
+    os.killpg(record["services"]["mlflow"]["pid"], signal.SIGKILL)
 
     given_up.cell_started("cell", {})
     given_up.row("cell", row(1))
     given_up.row("cell", row(2))
-    assert given_up.close("FINISHED", 1.0) == 2
-
     began = time.monotonic()
-    for step in range(2, 60):
-        tracker.row("cell", row(step, **{f"column_{i}": float(i) for i in range(40)}))
-    tracker.cell_ended("cell", "finished")
-    assert time.monotonic() - began < 0.5
+    assert given_up.close("FINISHED", 1.0) == 2
+    first.close(None, 0.0)
+    assert time.monotonic() - began < 2.0
+
+    # The next start finds the server away still. Rows after the last commit are made again, at another time.
+    ledger = Ledger.open(tmp_path, 2, lambda: None)
+    began = time.monotonic()
+    second = Tracker.connect(uri, "away", "run-5", "grid", ledger)
+    assert time.monotonic() - began < 10.0
+    assert second.away is not None and "\n" not in second.away
+    second.start({}, {})
+    second.reconcile({"cell": "running"})
+    second.cell_started("cell", {})
+    for sent in rows[:70] + [made | {"logged_at_ms": T0 + 10**6} for made in rows[70:]]:
+        second.row("cell", sent)
+    second.cell_ended("cell", "finished")
     services.start(["mlflow"])
-    assert tracker.close("FINISHED", 90.0) == 0
-    reader = Reader(services.mlflow_uri, "run-5")
-    assert [step for step, _, _ in reader.points("cell", "compute_rollouts")] == [
-        1024 * s for s in range(1, 60)
-    ]
-    assert len(reader.points("cell", "column_39")) == 58
+    assert second.close("FINISHED", 90.0) == 0
+
+    reader = Reader(uri, "run-5")
+    for metric in ("compute_rollouts", "column_0", "column_39"):
+        steps = Counter(step for step, _, _ in reader.points("cell", metric))
+        assert steps == {1024 * step: 1 for step in range(1, 121)}
     assert {run.info.status for run in reader.runs().values()} == {"FINISHED"}
+    assert reader.runs()[None].info.run_id == first.parent_run_id
+    assert Ledger.open(tmp_path, 3, lambda: None).has("cell", 120, "finished", None)

@@ -24,6 +24,9 @@ class OpenLearner(LearnerRank):
         recipe = self._settings.recipe.model_copy(update={"zero_variance_filter": zero_variance_filter})
         self._settings = replace(self._settings, micro_batch_tokens=micro_batch_tokens, recipe=recipe)
 
+    def count(self) -> int:
+        return self.beats
+
     def gradients(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
         self.backward(rollouts, rewards)
         return {name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()}
@@ -131,6 +134,22 @@ def test_every_tensor_learns_also_after_a_forward_pass_alone(groups: dict[int, G
     group.call("update", "next", 1e-3, rollouts, rewards)
     after = group.call("parameters")
     assert [name for name in before if np.array_equal(before[name], after[name])] == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_part_of_an_update_counts_as_a_sign_of_life(groups: dict[int, Group], ranks: int) -> None:
+    rollouts, rewards = random_rollouts("start")
+    group = groups[ranks]
+    group.begin()
+    parameters = len(group.call("parameters"))
+    before = group.call("count")
+    group.call("update", "next", 1e-3, rollouts, rewards)
+    # One micro-batch, the optimiser's step, and each tensor that is handed on.
+    assert group.call("count") - before == 1 + 1 + parameters
+    group.begin(micro_batch_tokens=30)
+    before = group.call("count")
+    group.call("update", "next", 1e-3, rollouts, rewards)
+    assert group.call("count") - before > 1 + 1 + parameters
 
 
 def test_rollouts_of_other_weights_are_refused(groups: dict[int, Group]) -> None:

@@ -58,12 +58,19 @@ def test_every_tensor_that_does_not_fit_is_named() -> None:
     ]
 
 
+class CountedSampler(Sampler):
+    def count(self) -> int:
+        return self.beats
+
+
 class Engine:
     """A sampler actor, called synchronously, and its model folder."""
 
     def __init__(self, folder: Any) -> None:
         self.folder = folder
-        actor = ray.remote(Sampler).options(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
+        actor = ray.remote(CountedSampler).options(
+            num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}}
+        )
         self.actor = actor.remote(
             ModelSpec(path=str(folder)),
             SamplingSpec(temperature=TEMPERATURE, max_tokens=6),
@@ -127,6 +134,13 @@ def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) 
     np.testing.assert_array_equal(part.logprobs, whole.logprobs[split:])
     other = engine.generate(request_of(engine.prompts, 4, first=50))
     assert not np.array_equal(other.tokens, whole.tokens)
+
+
+@pytest.mark.engine
+def test_every_engine_step_counts_as_a_sign_of_life(engine: Engine) -> None:
+    before = ray.get(engine.actor.count.remote())
+    rollouts = engine.generate(request_of(engine.prompts, 4))
+    assert ray.get(engine.actor.count.remote()) - before >= rollouts.lengths.max()
 
 
 @pytest.mark.engine

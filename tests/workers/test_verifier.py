@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workers.verifier import Verifier, grade_math, plain_integer_verdict
+from workers.verifier import LONE_TRIES, Verifier, grade_math, plain_integer_verdict
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -55,6 +55,31 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return bool(condition())
+
+
+def hang_at_first(marker: str) -> bool:
+    """True, but the first time it is asked for no answer at all."""
+    path = Path(marker)
+    if path.exists():
+        return True
+    path.write_text(str(os.getpid()))
+    time.sleep(600)
+    return False
+
+
+def end_badly(tries: str, how: str) -> bool:
+    with open(tries, "a") as file:
+        file.write("tried\n")
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while how == "compute for ever":
+        pass
+    raise ArithmeticError(how)
+
+
+def sleep(seconds: str) -> bool:
+    time.sleep(float(seconds))
+    return True
 
 
 class TestVerdicts:
@@ -214,6 +239,40 @@ class TestWorkers:
         grades = verifier.grade([TOWER], ["5"])
         assert (grades.rewards.tolist(), grades.failures) == ([0], 1)
         assert rewards(verifier, (r"\boxed{3/6}", "1/2")) == [1]
+        verifier.close()
+
+    def test_a_lone_answer_whose_worker_is_killed_from_outside_is_graded_again(self, tmp_path: Path) -> None:
+        verifier = Verifier("math", time_limit_seconds=60)
+        marker = tmp_path / "pid"
+
+        def kill_when_it_grades() -> None:
+            assert wait_until(lambda: marker.exists() and marker.read_text(), 60)
+            os.kill(int(marker.read_text()), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_when_it_grades)
+        killer.start()
+        assert verifier._in_workers(hang_at_first, [(str(marker),)]) == [True]
+        killer.join()
+        verifier.close()
+
+    @pytest.mark.parametrize(
+        ("own_doing", "times"), [("die", 1 + LONE_TRIES), ("compute for ever", 1), ("raise", 1)]
+    )
+    def test_how_often_an_answer_that_ends_its_worker_is_tried(
+        self, tmp_path: Path, own_doing: str, times: int
+    ) -> None:
+        verifier = Verifier("math", time_limit_seconds=0.5)
+        tries = tmp_path / "tries"
+        assert verifier._in_workers(end_badly, [(str(tries), own_doing)]) == [None]
+        assert tries.read_text().count("\n") == times
+        verifier.close()
+
+    def test_beats_rise_while_a_worker_is_waited_for_within_its_limits(self) -> None:
+        verifier = Verifier("math", time_limit_seconds=60)
+        verifier._in_workers(sleep, [("0",)])  # the worker is up
+        before = verifier.beats
+        verifier._in_workers(sleep, [("2.5",)])
+        assert verifier.beats - before >= 3  # two whole seconds and the answer
         verifier.close()
 
     def test_grading_works_off_the_main_thread(self) -> None:

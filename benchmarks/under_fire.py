@@ -1,0 +1,181 @@
+"""One grid under fire: started again whenever it ends early, struck, watched until it goes on, and compared at its end."""
+
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.comparison import folder_differences, leftovers, tracking_differences
+from benchmarks.site import How, Running, Site, cells_of, committed_step, state
+from benchmarks.strikes import Kind, NothingToStrike, Strike, Target, strike
+
+DISK_MEGABYTES = 96
+"""Holds two cells with two checkpoints each, and the report."""
+PROOF_SECONDS = 90.0
+GOING_ON_SECONDS = 300.0
+"""How long a run may take from a strike until a cell has got further than it was."""
+GRID_SECONDS = 1800.0
+FOR_OPERATORS = (0, 3, 130)
+"""Ends of a controller that an operator answers by starting it again; 1 and a signal are looked at more closely."""
+
+
+class UnderFire:
+    """A grid, its present controller, and what was not as it should be.
+
+    Args:
+        site: where it runs.
+        grid: its YAML file.
+        how: whether controllers are Ray jobs or started directly, with a clock that can jump; may be changed for the next start.
+        disk: whether its run folder lies on a small disk of its own, which can be filled.
+        seed: of the choice between ``run`` and ``resume``.
+        say: told of everything that happens.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        grid: Path,
+        how: How,
+        *,
+        disk: bool,
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.site, self.grid, self.how = site, grid, how
+        self.run_dir = site.run_dir(grid)
+        self.starts = 0
+        self.faults: list[str] = []
+        """Ends of controllers and cells that no strike accounts for."""
+        self._disk = self.run_dir if disk else None
+        self._offset_file = site.folder / f"{grid.stem}.offset"
+        self._random = random.Random(seed)
+        self._say = say
+        self._killed = False
+        self._mender = ThreadPoolExecutor(max_workers=1)
+        self._mending: list[Future[None]] = []
+        self.running = self._start()
+
+    def _start(self) -> Running:
+        self._wait_for_mending()
+        self.starts += 1
+        self._killed = False
+        resume = (self.run_dir / "grid.yaml").exists() and self._random.random() < 0.5
+        if self.how == "direct":
+            return self.site.run_with_jumping_clock(self.grid, self._offset_file, resume=resume)
+        if resume:
+            address = self.site.services.ray_address
+            return self.site.command("resume", str(self.run_dir), "--address", address)
+        return self.site.submit(self.grid)
+
+    def finished(self) -> bool:
+        """Whether the run has come to its end; it is started again where it has ended before."""
+        if not self.running.ended():
+            return False
+        code, output = self.running.process.returncode, self.running.output
+        if code == 0 and "MLflow has missed" not in output:
+            return True
+        last = output.strip().splitlines()[-1:] or [""]
+        self._say(f"the controller has ended with {code} and is started again ({last[0]})")
+        if (code not in FOR_OPERATORS and not self._killed) or "Traceback (most" in output:
+            self.faults.append(f"a controller ended with {code}: {last[0]} ({self.running.log})")
+        failed = [
+            cell for cell in cells_of(self.run_dir) if state(self.run_dir, cell).get("state") == "failed"
+        ]
+        for cell in failed:
+            self.faults.append(f"{cell} failed: {state(self.run_dir, cell)['reason']}")
+        if failed:
+            self.site.command("retry", str(self.run_dir), "--failed", "--reset-budget").wait(120)
+        self.running = self._start()
+        return False
+
+    def committed(self) -> int:
+        """Steps of all cells that would not be repeated."""
+        return sum(committed_step(self.run_dir, cell) for cell in cells_of(self.run_dir))
+
+    def wait_for_progress(self, beyond: int) -> bool:
+        """Wait until more is committed; False when the run has finished instead."""
+        deadline = time.monotonic() + GOING_ON_SECONDS
+        while self.committed() <= beyond:
+            if self.finished():
+                return self.committed() > beyond
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.grid.stem} does not go on: {self.running.log}")
+            time.sleep(0.05)
+        return True
+
+    def suffer(self, kind: Kind, source: random.Random, mend_delay: float = 0.0) -> float | None:
+        """Take one strike; the seconds until the run went on, None when it did not come through."""
+        before, struck_at = self.committed(), time.monotonic()
+        target = Target(self.site, self.run_dir, self.running, self._disk, self._offset_file, source)
+        try:
+            made = strike(kind, target)
+        except NothingToStrike as reason:
+            self._say(f"{kind}: nothing to strike ({reason})")
+            return None
+        deadline = time.monotonic() + PROOF_SECONDS
+        while not (came_through := made.struck()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._killed = self._killed or kind in ENDS_CONTROLLER
+        # The run is to go on by itself meanwhile, as far as it can.
+        self._mending.append(self._mender.submit(_mend, made, mend_delay))
+        if not came_through:
+            self._say(f"{kind}: {made.victim}: did not come through")
+            return None
+        self.wait_for_progress(before)
+        seconds = time.monotonic() - struck_at
+        self._say(f"{kind}: {made.victim}; went on after {seconds:.1f} s")
+        return seconds
+
+    def _wait_for_mending(self) -> None:
+        while self._mending:
+            self._mending.pop().result()
+
+    def wait_for_end(self) -> None:
+        """Wait until every cell is finished and MLflow has it all."""
+        deadline = time.monotonic() + GRID_SECONDS
+        while not self.finished():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.grid.stem} does not end: {self.running.log}")
+            time.sleep(0.1)
+        self._wait_for_mending()
+
+    def end(self, reference: Path) -> list[str]:
+        """Wait for the run's end; in words what is not as it should be, compared with an undisturbed run."""
+        self.wait_for_end()
+        found = [*self.faults, *folder_differences(self.run_dir, reference)]
+        found += tracking_differences(self.site.mlflow_uri, self.grid.stem, self.run_dir)
+        return found + [f"left behind: {left}" for left in leftovers(self.site, self.run_dir)]
+
+
+def _mend(made: Strike, delay: float) -> None:
+    time.sleep(delay)
+    made.mend()
+
+
+ENDS_CONTROLLER = (Kind.CONTROLLER, Kind.SIGTERM, Kind.CUT_HISTORY, Kind.CUT_TEMPORARY)
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int = DISK_MEGABYTES) -> Iterator[bool]:
+    """A file system of its own on a folder, where mounting is allowed; whether it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "isocompute-campaign", str(folder)]
+    mounted = shutil.which("mount") is not None and subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def steps_made(run_dir: Path) -> int:
+    """Updates that the attempts at all cells have made, as their logs tell."""
+    return sum(
+        line.rpartition(" ")[0].endswith(" step")
+        for log in run_dir.glob("cells/*/attempts/*/log.txt")
+        for line in log.read_text().splitlines()
+    )

@@ -1,0 +1,43 @@
+"""Which problems of a batch make its sampling fail."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+NAMED_PROBLEMS = 3
+"""At most so many problems are looked for in one batch."""
+
+
+async def isolate(fails: Callable[[Sequence[int]], Awaitable[bool]], count: int) -> list[int]:
+    """Positions (of ``count``) that fail on their own and without which the rest succeeds, found by halving.
+
+    Empty where no few problems are to blame: everything fails, or several only together. Costs up to ``2 log2(count) + 1``
+    trials for each problem found.
+
+    Args:
+        fails: whether a batch of just these positions fails; never called with none.
+        count: size of the batch, which is known to fail.
+    """
+    found: list[int] = []
+    rest = list(range(count))
+    while len(found) < NAMED_PROBLEMS:
+        position = await _halve(fails, rest)
+        if position is None:
+            return []
+        found.append(position)
+        rest.remove(position)
+        if not rest or not await fails(rest):
+            # A batch of one problem has nothing to be told apart from.
+            return sorted(found) if rest else []
+    return []
+
+
+async def _halve(fails: Callable[[Sequence[int]], Awaitable[bool]], failing: Sequence[int]) -> int | None:
+    """One position that fails on its own, None when the failing batch has halves that both succeed."""
+    while len(failing) > 1:
+        halves = failing[: len(failing) // 2], failing[len(failing) // 2 :]
+        for half in halves:
+            if await fails(half):
+                failing = half
+                break
+        else:
+            return None
+    return failing[0]
