@@ -13,8 +13,8 @@ from mlflow.entities import Run
 from safetensors.numpy import load_file
 
 from benchmarks.site import ROOT, Site, cells_of, history, state
-from orchestrator.files import is_temporary
-from orchestrator.members import RUN_VARIABLE
+from orchestrator.pools.members import RUN_VARIABLE
+from orchestrator.store.files import is_temporary
 
 MEASURED = ("seconds_", "accelerator_seconds", "logged_at_ms")
 """Beginnings of the columns that tell of time, which no two runs share."""

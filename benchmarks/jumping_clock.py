@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from orchestrator.clock import Clock
-from orchestrator.running import resume_run, run_grid
+from orchestrator.control.running import resume_run, run_grid
 
 
 class JumpingClock:

@@ -18,18 +18,18 @@ from unittest import mock
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, parse_grid
 from grids.spec import GridSpec
-from orchestrator import running
-from orchestrator.cell_run import CellRun
-from orchestrator.controller import Controller
-from orchestrator.data import load_data
-from orchestrator.holding import LEASE_SECONDS, holder
-from orchestrator.layout import versions
-from orchestrator.lease import Lease
-from orchestrator.local import LocalServices, free_port
-from orchestrator.store import RunStore, State
-from orchestrator.tracked_rows import restore_tracking
-from orchestrator.tracking import Tracker
-from orchestrator.tracking_ledger import Ledger
+from orchestrator.control import running
+from orchestrator.control.cell_run import CellRun
+from orchestrator.control.controller import Controller
+from orchestrator.control.data import load_data
+from orchestrator.control.layout import versions
+from orchestrator.services.local import LocalServices, free_port
+from orchestrator.store.holding import LEASE_SECONDS, holder
+from orchestrator.store.lease import Lease
+from orchestrator.store.run_store import RunStore, State
+from orchestrator.tracking.ledger import Ledger
+from orchestrator.tracking.tracked_rows import restore_tracking
+from orchestrator.tracking.tracker import Tracker
 
 QUICKSTART = Path(__file__).parents[1] / "grids" / "quickstart"
 ROWS = 20

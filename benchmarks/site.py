@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 import psutil
 
-from orchestrator.local import LOOPBACK_ONLY, LocalServices, free_port
+from orchestrator.services.local import LOOPBACK_ONLY, LocalServices, free_port
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "grids" / "quickstart"

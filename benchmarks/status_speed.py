@@ -16,8 +16,8 @@ from pathlib import Path
 from grids.expansion import expand
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
-from orchestrator.lease import Lease
-from orchestrator.store import RunStore, State
+from orchestrator.store.lease import Lease
+from orchestrator.store.run_store import RunStore, State
 
 ROWS = 5
 STATES = (State.FINISHED, State.RUNNING, State.FAILED, State.PENDING, State.PAUSED)

@@ -66,17 +66,18 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
 def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
     """Show the cells of a grid, its totals, what is missing here and, where RAY_ADDRESS is set, whether it fits there."""
     from grids.loading import load_grid
-    from orchestrator import planning
+    from orchestrator.operating import planning
 
     spec = load_grid(grid)
     print_rows(planning.plan_rows(spec), format_)
     warnings = planning.warnings(spec)
     if os.environ.get("RAY_ADDRESS"):
-        from orchestrator import cluster
+        from orchestrator.pools import cluster
+        from orchestrator.pools.resources import resource_faults
 
         try:
             cluster.connect()
-            warnings += planning.resource_faults(spec, cluster.connected_nodes())
+            warnings += resource_faults(spec, cluster.connected_nodes())
         except UserError as error:
             warnings.append(str(error))
     lines = [planning.summary(spec), *(f"warning: {text}" for text in warnings)]
@@ -94,7 +95,7 @@ def run(grid: GridPath, run_dir: RunDir = None) -> None:
             "--run-dir: is needed inside a Ray job, whose working directory is thrown away; give an absolute path"
         )
     folder = run_dir or default_run_dir(load_grid(grid).name)
-    from orchestrator.running import run_grid
+    from orchestrator.control.running import run_grid
 
     # In a job a relative folder is refused by the run store; elsewhere it means what it says.
     raise typer.Exit(run_grid(grid, folder if in_job else folder.absolute()))
@@ -108,7 +109,7 @@ def submit(
 ) -> None:
     """Submit a grid to a Ray cluster as a job, and follow it."""
     from grids.loading import load_grid
-    from orchestrator.submission import submit_grid
+    from orchestrator.services.submission import submit_grid
 
     spec = load_grid(grid)
     folder = (run_dir or default_run_dir(spec.name)).absolute()
@@ -149,8 +150,8 @@ def fit(
     """
     from analysis.options import FitOptions
     from analysis.report import write_report
-    from orchestrator.reading import read_studies, report_dirs
-    from orchestrator.results import print_report
+    from orchestrator.results.printing import print_report
+    from orchestrator.results.reading import read_studies, report_dirs
 
     options = FitOptions(
         metric=metric,
@@ -196,8 +197,8 @@ def prescribe(
     Up to 4 times the largest observed compute, with a warning beyond it; from the first evaluations on.
     """
     from analysis.options import FitOptions
-    from orchestrator.prescribing import prescribe_settings
-    from orchestrator.reading import read_studies
+    from orchestrator.results.prescribing import prescribe_settings
+    from orchestrator.results.reading import read_studies
 
     options = FitOptions(metric=metric, replicates=replicates, confidence=confidence, seed=seed)
     prescribe_settings(read_studies(sources, mlflow_uri), budget, options, max_batch, format_, yaml)
@@ -211,7 +212,7 @@ def doctor(
     format_: FormatOption = Format.TABLE,
 ) -> None:
     """Check this machine: versions, engine, Ray, token, MLflow, disk."""
-    from orchestrator.doctor import check
+    from orchestrator.operating.doctor import check
 
     rows = check(grid)
     print_rows(rows, format_)
@@ -232,7 +233,7 @@ def quickstart(
 ) -> None:
     """Run a small real grid on this machine: local Ray head, MLflow server, job, report."""
     from grids.loading import load_grid
-    from orchestrator.quickstart import run_quickstart, shipped_grid
+    from orchestrator.services.quickstart import run_quickstart, shipped_grid
 
     spec = load_grid(grid or shipped_grid())
     raise typer.Exit(run_quickstart(spec, run_dir or default_run_dir(spec.name), dashboard_port, mlflow_port))
@@ -264,7 +265,7 @@ def main() -> None:
         elif isinstance(error, UserError):
             print(f"isocompute: {error}", file=sys.stderr)
         else:
-            from orchestrator.ray_errors import first_line, root_cause
+            from orchestrator.failures.ray_errors import first_line, root_cause
 
             cause = root_cause(error)
             print(

@@ -13,7 +13,7 @@ from orchestrator.exit_codes import ExitCode
 from orchestrator.tables import Format, print_rows
 
 if TYPE_CHECKING:
-    from orchestrator.housekeeping import Garbage
+    from orchestrator.operating.housekeeping import Garbage
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
 CellArgument = Annotated[str, typer.Argument(metavar="CELL", help="For example bp32-n64-s0.")]
@@ -38,7 +38,7 @@ def status(
     format_: FormatOption = Format.TABLE,
 ) -> None:
     """Show every cell of a run: state, step, compute, last score, attempt, retries, last sign of life, reason."""
-    from orchestrator.status_view import StatusView, watch_status
+    from orchestrator.operating.status_view import StatusView, watch_status
 
     view = StatusView(run.absolute(), state, sort, descending, format_)
     if watch:
@@ -49,10 +49,10 @@ def status(
 
 def explain(run: RunPath, cell: CellArgument, format_: FormatOption = Format.TABLE) -> None:
     """Say why a cell is in its state, what was tried, where the evidence lies, and what to do next."""
-    from orchestrator import explain as explaining
-    from orchestrator.asking import require_cells
-    from orchestrator.holding import HolderWatch
-    from orchestrator.store import RunStore
+    from orchestrator.operating import explain as explaining
+    from orchestrator.operating.asking import require_cells
+    from orchestrator.store.holding import HolderWatch
+    from orchestrator.store.run_store import RunStore
 
     run_store = RunStore.existing(run.absolute())
     facts = explaining.explanation(
@@ -81,10 +81,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the cell does not.")] = False,
 ) -> None:
     """Print an attempt's log, traceback and stacks of stuck processes."""
-    from orchestrator import attempt_logs
-    from orchestrator.asking import require_cells
-    from orchestrator.holding import HolderWatch
-    from orchestrator.store import RunStore
+    from orchestrator.operating import attempt_logs
+    from orchestrator.operating.asking import require_cells
+    from orchestrator.store.holding import HolderWatch
+    from orchestrator.store.run_store import RunStore
 
     run_store = RunStore.existing(run.absolute())
     require_cells(run_store, [cell])
@@ -119,8 +119,8 @@ def retry(
     ] = False,
 ) -> None:
     """Put failed, cancelled or paused cells back in line: of the run that goes on, or else of the next start."""
-    from orchestrator.asking import failed_cells
-    from orchestrator.store import RunStore
+    from orchestrator.operating.asking import failed_cells
+    from orchestrator.store.run_store import RunStore
 
     if failed == bool(cell):
         raise UserError("retry: give either --cell CELL or --failed")
@@ -144,7 +144,7 @@ def resume(
     if failed and cell:
         raise UserError("resume: give either --cell CELL or --failed, not both")
     if address is not None:
-        from orchestrator.submission import submit_and_follow
+        from orchestrator.services.submission import submit_and_follow
 
         chosen = ["--failed"] if failed else [text for name in cell or () for text in ("--cell", name)]
         raise typer.Exit(submit_and_follow(["resume", str(run.absolute()), *chosen], {}, address))
@@ -152,13 +152,13 @@ def resume(
         raise UserError(
             f"run folder {run}: inside a Ray job it must be absolute; the working directory is thrown away"
         )
-    from orchestrator.asking import require_cells
-    from orchestrator.store import RunStore
+    from orchestrator.operating.asking import require_cells
+    from orchestrator.store.run_store import RunStore
 
     folder = run.absolute()
     if cell:
         require_cells(RunStore.existing(folder), cell)
-    from orchestrator.running import resume_run
+    from orchestrator.control.running import resume_run
 
     raise typer.Exit(resume_run(folder, tuple(cell or ()), failed))
 
@@ -169,10 +169,10 @@ def gc(
     format_: FormatOption = Format.TABLE,
 ) -> None:
     """Show, and with --yes remove, what no resume needs: old checkpoints, leftovers of broken-off writes, orphaned processes."""
-    from orchestrator import housekeeping
-    from orchestrator.holding import LEASE_SECONDS, HolderWatch, holder
-    from orchestrator.lease import Lease
-    from orchestrator.store import RunStore
+    from orchestrator.operating import housekeeping
+    from orchestrator.store.holding import LEASE_SECONDS, HolderWatch, holder
+    from orchestrator.store.lease import Lease
+    from orchestrator.store.run_store import RunStore
 
     run_store = RunStore.existing(run.absolute())
     notes = sys.stdout if format_ is Format.TABLE else sys.stderr
@@ -206,9 +206,9 @@ def _sum_up(found: "list[Garbage]") -> str:
 
 def _ask(run: Path, action: Literal["cancel", "retry"], cells: list[str], reset_budget: bool) -> None:
     """Exit code 2 when any request was refused; the others are carried out all the same."""
-    from orchestrator import asking
-    from orchestrator.requests import Request
-    from orchestrator.store import RunStore
+    from orchestrator.operating import asking
+    from orchestrator.store.requests import Request
+    from orchestrator.store.run_store import RunStore
 
     run_store = RunStore.existing(run.absolute())
     known = asking.require_cells(run_store, cells)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from grids.expansion import Cell
-from orchestrator.cell_state import CellState, State
+from orchestrator.store.cell_state import CellState, State
 from orchestrator.tables import make_console
 
 

@@ -17,6 +17,9 @@ ALLOWED: dict[str, set[str]] = {
 OURS = {*ALLOWED, "tests"}
 HEAVY = ("ray", "torch", "vllm", "mlflow", "transformers")
 
+CONTROL_PLANE = ("store", "failures", "pools", "tracking", "results", "services", "control", "operating")
+"""Folders of the orchestrator, each of which knows those before it; the command line, beside them, knows all."""
+
 
 def imported_packages(source: str) -> set[str]:
     """Top-level names of all absolute imports in ``source``, wherever they stand (also inside functions)."""
@@ -42,6 +45,22 @@ def test_a_package_imports_only_the_layers_below_it(package: str) -> None:
         f"{module.relative_to(ROOT)} imports {name}"
         for module in modules
         for name in (imported_packages(module.read_text(encoding="utf-8")) & OURS) - ALLOWED[package]
+    }
+    assert not upward
+
+
+def test_the_orchestrators_folders_import_only_those_before_them() -> None:
+    root = ROOT / "orchestrator"
+    folders = {path.name for path in root.iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(CONTROL_PLANE)
+    upward = {
+        f"{module.relative_to(ROOT)} imports {node.module}"
+        for folder in CONTROL_PLANE
+        for module in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("orchestrator.")
+        if (name := node.module.split(".")[1]) in CONTROL_PLANE
+        and CONTROL_PLANE.index(name) > CONTROL_PLANE.index(folder)
     }
     assert not upward
 

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from analysis.reading.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
 from benchmarks.site import QUICKSTART, GridOptions, Site
-from orchestrator.mlflow_source import read_experiment
+from orchestrator.tracking.mlflow_source import read_experiment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
-from orchestrator.cell_state import CellState, State
-from orchestrator.lease import Lease
-from orchestrator.store import RunStore
+from orchestrator.store.cell_state import CellState, State
+from orchestrator.store.lease import Lease
+from orchestrator.store.run_store import RunStore
 
 ROOT = Path(__file__).parents[2]
 

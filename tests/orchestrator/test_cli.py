@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cell_state import State
-from orchestrator.store import RunStore
+from orchestrator.store.cell_state import State
+from orchestrator.store.run_store import RunStore
 from tests.orchestrator.small_run import attempt, held, make_run
 
 ROOT = Path(__file__).parents[2]

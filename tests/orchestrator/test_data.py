@@ -8,7 +8,7 @@ import pytest
 from grids.errors import UserError
 from grids.loading import parse_grid
 from grids.spec import GridSpec
-from orchestrator.data import load_data, model_fingerprint, weights_fingerprint
+from orchestrator.control.data import load_data, model_fingerprint, weights_fingerprint
 from tests.tiny_models import make_model
 
 GRID = """

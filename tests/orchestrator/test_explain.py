@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from grids.errors import UserError
-from orchestrator.asking import require_cells
-from orchestrator.attempt_logs import attempt_text, follow
-from orchestrator.cell_state import Spent, State
-from orchestrator.explain import Explanation, attempt_rows, explanation, sentences
-from orchestrator.holding import HolderWatch
-from orchestrator.store import RunStore
+from orchestrator.operating.asking import require_cells
+from orchestrator.operating.attempt_logs import attempt_text, follow
+from orchestrator.operating.explain import Explanation, attempt_rows, explanation, sentences
+from orchestrator.store.cell_state import Spent, State
+from orchestrator.store.holding import HolderWatch
+from orchestrator.store.run_store import RunStore
 from tests.orchestrator.small_run import attempt, held, make_run, small_grid
 
 CELL = "bp2-n4-s0"

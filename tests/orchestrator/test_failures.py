@@ -10,11 +10,18 @@ from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError, Ra
 
 from grids.errors import UserError
 from grids.spec import FailuresSpec
-from orchestrator.attempt_end import after_fault
-from orchestrator.cell_state import CellState, Commit, Spent, State
-from orchestrator.failures import Action, Decision, decide
-from orchestrator.faults import Fault, FaultKind, MemberLost, Phase, PoisonedProblems, classify
-from orchestrator.watch import Stalled
+from orchestrator.failures.attempt_end import after_fault
+from orchestrator.failures.decisions import Action, Decision, decide
+from orchestrator.failures.faults import (
+    Fault,
+    FaultKind,
+    MemberLost,
+    Phase,
+    PoisonedProblems,
+    Stalled,
+    classify,
+)
+from orchestrator.store.cell_state import CellState, Commit, Spent, State
 from workers.checkpoints import StorageFull
 from workers.learner import Diverged, StaleRollouts
 

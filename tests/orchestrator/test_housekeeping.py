@@ -11,12 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator import checkpoint_folders, members
-from orchestrator.cell_state import State
-from orchestrator.housekeeping import garbage, remove
-from orchestrator.lease import Lease
-from orchestrator.requests import pending
-from orchestrator.store import RunStore
+from orchestrator.operating.housekeeping import garbage, remove
+from orchestrator.pools import members
+from orchestrator.store import checkpoint_folders
+from orchestrator.store.cell_state import State
+from orchestrator.store.lease import Lease
+from orchestrator.store.requests import pending
+from orchestrator.store.run_store import RunStore
 from tests.orchestrator.small_run import attempt, held, make_run, small_grid
 
 DONE, FAILED, RUNNING = "bp2-n4-s0", "bp2-n4-s1", "bp2-n4-s2"

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from orchestrator.isolation import isolate
+from orchestrator.failures.isolation import isolate
 
 Trial = Callable[[Sequence[int]], Awaitable[bool]]
 

@@ -1,7 +1,7 @@
 """What keeps a resumed cell from being bit for bit the same."""
 
 from grids.spec import LearnerPool, PoolsSpec, SamplerPool
-from orchestrator.layout import layout_changes, layout_of
+from orchestrator.control.layout import layout_changes, layout_of
 
 POOLS = PoolsSpec(samplers=SamplerPool(count=2), learners=LearnerPool(ranks=2, cpus=4))
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.60.0", "mlflow": "3.17.2"}

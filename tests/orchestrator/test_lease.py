@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lease import Lease, LeaseHeld, LeaseLost
+from orchestrator.store.lease import Lease, LeaseHeld, LeaseLost
 
 ROOT = Path(__file__).parents[2]
 TIME_TO_LIVE = 0.5
@@ -20,7 +20,7 @@ TIME_TO_LIVE = 0.5
 HOLDER = """
 import sys
 from pathlib import Path
-from orchestrator.lease import Lease, LeaseHeld, LeaseLost
+from orchestrator.store.lease import Lease, LeaseHeld, LeaseLost
 folder, holder, time_to_live = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -16,8 +16,8 @@ import pytest
 import requests
 
 from grids.errors import UserError
-from orchestrator.local import LocalServices, free_port, require_free_port
-from orchestrator.service_processes import identity, stop_processes
+from orchestrator.processes import identity, stop_processes
+from orchestrator.services.local import LocalServices, free_port, require_free_port
 
 
 def services_in(state_dir: Path) -> LocalServices:
@@ -152,7 +152,7 @@ def test_what_a_killed_launcher_left_is_stopped_by_the_next_start(tmp_path: Path
     program = """
         import sys, time
         from pathlib import Path
-        from orchestrator.local import LocalServices
+        from orchestrator.services.local import LocalServices
         dashboard_port, mlflow_port = map(int, sys.argv[2:])
         services = LocalServices(Path(sys.argv[1]), dashboard_port=dashboard_port, mlflow_port=mlflow_port)
         services.start(["ray"])

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import ray
 
-from orchestrator import members
-from orchestrator.lease import Lease
-from orchestrator.members import (
+from orchestrator.pools import members
+from orchestrator.pools.members import (
     Member,
     kill,
     leftovers,
@@ -28,6 +27,7 @@ from orchestrator.members import (
     sweep,
     this_member,
 )
+from orchestrator.store.lease import Lease
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

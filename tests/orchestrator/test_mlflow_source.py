@@ -13,11 +13,11 @@ from analysis.reading.sources import read_run, read_sources
 from analysis.tables import GridTables
 from grids.errors import UserError
 from grids.loading import dump_grid, parse_grid
-from orchestrator import mlflow_source
-from orchestrator.local import LocalServices, free_port
-from orchestrator.mlflow_source import read_experiment
-from orchestrator.store import RunStore, State
-from orchestrator.tracking import Tracker
+from orchestrator.services.local import LocalServices, free_port
+from orchestrator.store.run_store import RunStore, State
+from orchestrator.tracking import mlflow_source
+from orchestrator.tracking.mlflow_source import read_experiment
+from orchestrator.tracking.tracker import Tracker
 from tests.grids.test_spec import GRID, PATH
 
 T0 = 1_700_000_000_000

@@ -5,8 +5,8 @@ import pytest
 from grids.expansion import expand
 from grids.loading import parse_grid
 from grids.spec import GridSpec
-from orchestrator.data import GridData, PromptSet
-from orchestrator.phases import probe_batch, training_batch, validation_batch
+from orchestrator.control.data import GridData, PromptSet
+from orchestrator.control.phases import probe_batch, training_batch, validation_batch
 from tests.grids.test_spec import GRID, PATH
 
 

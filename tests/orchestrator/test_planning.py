@@ -4,7 +4,8 @@ import pytest
 
 from grids.loading import parse_grid
 from grids.spec import GridSpec
-from orchestrator.planning import needed_resources, plan_rows, resource_faults, warnings
+from orchestrator.operating.planning import plan_rows, warnings
+from orchestrator.pools.resources import needed_resources, resource_faults
 from tests.grids.test_spec import GRID, PATH
 
 

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 
 from grids.loading import parse_grid
 from grids.spec import FailuresSpec, GridSpec
-from orchestrator.agreement import Disagreement, prove_agreement, require_agreement
 from orchestrator.clock import SYSTEM_CLOCK
-from orchestrator.faults import FaultKind, classify
-from orchestrator.pool_actors import WATCH_GROUP, SamplerActor
-from orchestrator.pool_members import PoolMember, Supervision
-from orchestrator.pools import Pools, SharedPool, make_pools
+from orchestrator.failures.faults import FaultKind, classify
+from orchestrator.pools.actors import WATCH_GROUP, SamplerActor
+from orchestrator.pools.agreement import Disagreement, prove_agreement, require_agreement
+from orchestrator.pools.pools import Pools, SharedPool, make_pools
+from orchestrator.pools.supervision import PoolMember, Supervision
 from tests.grids.test_spec import GRID, PATH
 from tests.tiny_models import make_model
 from workers.rollouts import Rollouts, rollout_seed

@@ -23,7 +23,7 @@ from grids.expansion import evaluated_steps, expand
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
 from orchestrator.cli import app
-from orchestrator.prescribing import prescribe_settings, prescription_yaml
+from orchestrator.results.prescribing import prescribe_settings, prescription_yaml
 from orchestrator.tables import Format
 
 PAPER_EASY = Path(__file__).parents[2] / "grids" / "paper_easy_qwen2.5_7b.yaml"

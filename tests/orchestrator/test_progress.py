@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grids.spec import LearnerPool, PoolsSpec, SamplerPool
-from orchestrator.progress import Progress, accelerator_seconds, divergence
+from orchestrator.control.progress import Progress, accelerator_seconds, divergence
 
 
 def test_a_row_has_means_maxima_totals_and_latest_values_since_the_previous_row() -> None:

@@ -10,11 +10,11 @@ from typing import Literal
 import pytest
 
 from grids.errors import UserError
-from orchestrator.asking import ask, require_cells
-from orchestrator.cell_state import CellState, Spent, State
-from orchestrator.lease import Lease, LeaseLost
-from orchestrator.requests import Request, answer, apply, file_request, pending
-from orchestrator.store import RunStore
+from orchestrator.operating.asking import ask, require_cells
+from orchestrator.store.cell_state import CellState, Spent, State
+from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.requests import Request, answer, apply, file_request, pending
+from orchestrator.store.run_store import RunStore
 from tests.orchestrator.small_run import attempt, held, make_run
 
 CELL = "bp2-n4-s0"

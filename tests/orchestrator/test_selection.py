@@ -4,8 +4,8 @@ import pytest
 
 from grids.errors import UserError
 from grids.expansion import Cell
-from orchestrator.cell_state import CellState, Commit, State
-from orchestrator.selection import Selection, take_up
+from orchestrator.control.selection import Selection, take_up
+from orchestrator.store.cell_state import CellState, Commit, State
 
 CELLS = [Cell(8, 2 ** (index + 1), 0, update_steps=10, learning_rate=1e-4) for index in range(8)]
 IDS = [cell.id for cell in CELLS]

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.members import Member
-from orchestrator.stacks import dump, dump_member
+from orchestrator.pools.members import Member
+from orchestrator.pools.stacks import dump, dump_member
 
 SLEEPER = "import time\ndef stuck_in_a_collective():\n    print('up', flush=True)\n    time.sleep(600)\nstuck_in_a_collective()"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from grids.errors import UserError
-from orchestrator.cell_state import Spent, State
-from orchestrator.holding import HolderWatch, holder_line
-from orchestrator.lease import Lease
-from orchestrator.status import chosen_rows, counts_line, status_rows
-from orchestrator.status_view import StatusView, watch_status
+from orchestrator.operating.status import chosen_rows, counts_line, status_rows
+from orchestrator.operating.status_view import StatusView, watch_status
+from orchestrator.store.cell_state import Spent, State
+from orchestrator.store.holding import HolderWatch, holder_line
+from orchestrator.store.lease import Lease
 from orchestrator.tables import FOLDED_ROWS, Format, Seconds, aligned_lines, print_rows
 from tests.orchestrator.small_run import attempt, held, make_run, small_grid
 

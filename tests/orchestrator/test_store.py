@@ -12,10 +12,18 @@ import pytest
 import yaml
 
 from grids.errors import UserError
-from orchestrator.cell_state import CellState, Spent
-from orchestrator.checkpoint_folders import sweep
-from orchestrator.lease import Lease, LeaseLost
-from orchestrator.store import CellStore, Commit, RunStore, SpecDiffers, State, StoreDamaged, fingerprint
+from orchestrator.store.cell_state import CellState, Spent
+from orchestrator.store.checkpoint_folders import sweep
+from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.run_store import (
+    CellStore,
+    Commit,
+    RunStore,
+    SpecDiffers,
+    State,
+    StoreDamaged,
+    fingerprint,
+)
 
 ROOT = Path(__file__).parents[2]
 CELL = "bp16-n64-s0"
@@ -478,8 +486,8 @@ train(cell, last_step=10**9, commit_every=3)
 SUSPENDED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-from orchestrator.lease import Lease, LeaseLost
-from orchestrator.store import RunStore, State
+from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.run_store import RunStore, State
 from tests.orchestrator.test_store import CELL, IDENTITY
 store = RunStore.open(Path(sys.argv[1]), IDENTITY, {})
 lease = Lease.acquire(store.lease_dir, "sleeper", 0.3)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cell_state import AttemptRecord
-from orchestrator.store import CellStore, RunStore, State, StoreDamaged
+from orchestrator.store.cell_state import AttemptRecord
+from orchestrator.store.run_store import CellStore, RunStore, State, StoreDamaged
 from tests.orchestrator.test_store import CELL, ROOT, open_for_writing
 
 
@@ -98,7 +98,7 @@ def test_stacks_of_one_attempt_are_gathered_in_one_file(cell: CellStore) -> None
 FULL_DISK = """
 import errno, resource, signal, sys
 from pathlib import Path
-from orchestrator.store import State
+from orchestrator.store.run_store import State
 from tests.orchestrator.test_store import CELL, open_for_writing
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = open_for_writing(Path(sys.argv[1]), epoch=2)

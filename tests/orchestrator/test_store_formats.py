@@ -9,10 +9,10 @@ import yaml
 
 from grids.loading import dump_grid, parse_grid
 from grids.spec import GridSpec
-from orchestrator.cell_state import CellState, Spent
-from orchestrator.data import run_identity
-from orchestrator.lease import Lease
-from orchestrator.store import RunStore, SpecDiffers, State, StoreDamaged, fingerprint
+from orchestrator.control.data import run_identity
+from orchestrator.store.cell_state import CellState, Spent
+from orchestrator.store.lease import Lease
+from orchestrator.store.run_store import RunStore, SpecDiffers, State, StoreDamaged, fingerprint
 from tests.orchestrator.test_store import write_checkpoint
 
 RUN_V1 = Path(__file__).parent / "fixtures" / "run_v1"

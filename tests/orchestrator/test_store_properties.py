@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from grids.spec import FailuresSpec
-from orchestrator import checkpoint_folders
-from orchestrator.cell_state import Spent
-from orchestrator.failures import Action, decide
-from orchestrator.faults import Fault, FaultKind
-from orchestrator.files import write_all
-from orchestrator.lease import Lease, LeaseLost
-from orchestrator.store import CellStore, RunStore, State
+from orchestrator.failures.decisions import Action, decide
+from orchestrator.failures.faults import Fault, FaultKind
+from orchestrator.store import checkpoint_folders
+from orchestrator.store.cell_state import Spent
+from orchestrator.store.files import write_all
+from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.run_store import CellStore, RunStore, State
 from tests.orchestrator.mortal import Killed, Mortal, Storage, Strike, guarded_os
 
 CELLS = ("bp2-n2-s0", "bp4-n2-s0")
@@ -162,6 +162,7 @@ STRIKES = st.one_of(
     st.builds(Strike, HOW, st.integers(0, 30)),
     st.builds(Strike, HOW, st.integers(0, 4), st.sampled_from(["replace", "write"])),
 )
+SLEEP = st.builds(Strike, st.just("sleep"), st.integers(0, 4), st.sampled_from(["replace", "write"]))
 PICK = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3])
 """Which of what can be done; what the newest controller can do comes first."""
 
@@ -237,6 +238,12 @@ class AnyInterleaving(RuleBasedStateMachine):
     def begin(self, pick: int, commits: int, strike: Strike | None, later: Strike | None) -> None:
         """Start an attempt at a cell, from the last commit, whoever made it, and go on for some commits."""
         controller, cell = chosen(self.cells_to_begin(), pick)
+        self.begin_cell(controller, cell, strike)
+        for number in range(1, commits + 1):
+            if (controller, cell) in self.cells_in_training():
+                self.advance(controller, cell, 2, State.RUNNING, later if number == commits else None)
+
+    def begin_cell(self, controller: Controller, cell: str, strike: Strike | None = None) -> None:
         store, seen = self.open_cell(controller, cell), self.visible[cell]
         controller.attempts.pop(cell, None)
 
@@ -245,9 +252,6 @@ class AnyInterleaving(RuleBasedStateMachine):
 
         target = replace(seen, state=State.RUNNING, attempt=seen.attempt + 1)
         self.do(controller, store.start_attempt, strike, (cell, target), begun)
-        for number in range(1, commits + 1):
-            if (controller, cell) in self.cells_in_training():
-                self.advance(controller, cell, 2, State.RUNNING, later if number == commits else None)
 
     @where(lambda self: self.cells_in_training())
     @rule(pick=PICK, steps=st.integers(1, 4), strike=STRIKES)
@@ -288,6 +292,22 @@ class AnyInterleaving(RuleBasedStateMachine):
             checkpoint_epoch=controller.epoch,
         )
         self.do(controller, commit, strike, (cell, target), committed)
+
+    @where(lambda self: self.cells_in_training())
+    @rule(pick=PICK, steps=st.integers(1, 4), strike=SLEEP, clock_stands=st.booleans())
+    def be_overtaken(self, pick: int, steps: int, strike: Strike, clock_stands: bool) -> None:
+        """Suspended in the middle of a write, and woken when the next controller has taken up the cell."""
+        controller, cell = chosen(self.cells_in_training(), pick)
+        self.advance(controller, cell, steps, State.RUNNING, strike)
+        if not controller.process.asleep:
+            return
+        self.start(strike=None, clock_stands=clock_stands)
+        newest = self.awake()[0]
+        if self.visible[cell].state in BEGINNABLE:
+            self.begin_cell(newest, cell)
+        self.account(controller, controller.process.wake(), fenced=True)
+        if cell in newest.attempts:
+            self.advance(newest, cell, steps, State.RUNNING)
 
     @where(lambda self: self.cells_in_training())
     @rule(pick=PICK, kind=st.sampled_from(KINDS), strike=STRIKES)

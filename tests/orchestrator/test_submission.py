@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import orchestrator.submission as submission
+import orchestrator.services.submission as submission
 from grids.errors import UserError
-from orchestrator.local import LocalServices, free_port
-from orchestrator.submission import stage, submit_and_follow, submit_staged
+from orchestrator.services.local import LocalServices, free_port
+from orchestrator.services.submission import stage, submit_and_follow, submit_staged
 
 
 def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_pat
     assert (tmp_path / "my grid.yaml").read_text() == "name: x\n"
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     names = {str(path.relative_to(tmp_path)) for path in files}
-    assert {"grids/errors.py", "orchestrator/submission.py", "workers/__init__.py"} <= names
+    assert {"grids/errors.py", "orchestrator/services/submission.py", "workers/__init__.py"} <= names
     assert not [
         name for name in names if "__pycache__" in name or "/." in name or "grids/quickstart/" in name
     ]
@@ -38,7 +38,7 @@ def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_pat
 
 def test_the_stage_runs_without_the_checkout(tmp_path: Path) -> None:
     stage(tmp_path, {})
-    program = "import grids.errors, orchestrator.submission; print(orchestrator.submission.__file__)"
+    program = "import grids.errors, orchestrator.services.submission; print(orchestrator.services.submission.__file__)"
     shown = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
     )

@@ -16,13 +16,13 @@ from threading import Barrier
 import pytest
 
 from grids.errors import UserError
-from orchestrator.lease import LeaseLost
-from orchestrator.local import LocalServices, free_port
-from orchestrator.mlflow_format import flat_params, metrics_of, mlflow_status, per_problem_text
-from orchestrator.mlflow_source import read_experiment
-from orchestrator.outbox import Outbox
-from orchestrator.tracking import Tracker
-from orchestrator.tracking_ledger import Ledger
+from orchestrator.services.local import LocalServices, free_port
+from orchestrator.store.lease import LeaseLost
+from orchestrator.tracking.ledger import Ledger
+from orchestrator.tracking.mlflow_format import flat_params, metrics_of, mlflow_status, per_problem_text
+from orchestrator.tracking.mlflow_source import read_experiment
+from orchestrator.tracking.outbox import Outbox
+from orchestrator.tracking.tracker import Tracker
 
 T0 = 1_700_000_000_000
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lease import Lease
-from orchestrator.tracking_ledger import Delivered, Home, Ledger
+from orchestrator.store.lease import Lease
+from orchestrator.tracking.ledger import Delivered, Home, Ledger
 
 HOME = Home("http://127.0.0.1:5000", "grid", "7", "parent-1")
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name, _validate_param_name
 
 from analysis.tables import HISTORY_COLUMNS
-from orchestrator.mlflow_format import dotted_name, flat_params, metrics_of, valid_name
+from orchestrator.tracking.mlflow_format import dotted_name, flat_params, metrics_of, valid_name
 
 NAMES = st.one_of(
     st.text(max_size=12),

@@ -8,11 +8,11 @@ import pytest
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, parse_grid
-from orchestrator.local import free_port
-from orchestrator.store import RunStore, State
-from orchestrator.tracked_rows import restore_tracking, tracked_rows
-from orchestrator.tracking import Tracker
-from orchestrator.tracking_ledger import Delivered, Home, Ledger
+from orchestrator.services.local import free_port
+from orchestrator.store.run_store import RunStore, State
+from orchestrator.tracking.ledger import Delivered, Home, Ledger
+from orchestrator.tracking.tracked_rows import restore_tracking, tracked_rows
+from orchestrator.tracking.tracker import Tracker
 from tests.grids.test_spec import GRID, PATH
 
 FINISHED, DIVERGED, FAILED, UNTOUCHED = range(4)

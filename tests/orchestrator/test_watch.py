@@ -11,8 +11,9 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.members import Member, this_member
-from orchestrator.watch import Stalled, watched
+from orchestrator.failures.faults import Stalled
+from orchestrator.pools.members import Member, this_member
+from orchestrator.pools.watch import watched
 
 pytestmark = pytest.mark.engine
 

@@ -1,0 +1,1 @@
+"""Running a grid: the controller, and the life of a cell."""

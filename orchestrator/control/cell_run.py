@@ -1,0 +1,196 @@
+"""The life of one cell: sample, grade, update, evaluate at the common marks, commit."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
+from orchestrator.clock import Clock
+from orchestrator.control.layout import layout_changes
+from orchestrator.control.phases import Phases, Stopped, training_batch
+from orchestrator.control.progress import Progress, accelerator_seconds, divergence
+from orchestrator.pools.agreement import require_agreement
+from orchestrator.pools.pools import LearnerGroup, Ref
+from orchestrator.store.run_store import CellState, CellStore, State
+from workers.learner import Diverged
+
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Who is told of a cell's progress while it runs."""
+
+    def step(self, cell: Cell, step: int) -> None:
+        """An update step is done."""
+
+    def row(self, cell: Cell, row: dict[str, Any]) -> None:
+        """A history row has been written."""
+
+
+async def whole(writing: Coroutine[Any, Any, T]) -> T:
+    """Let a write to the store end before a cancellation goes on: the store is for one thread at a time."""
+    task = asyncio.ensure_future(writing)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+class CellRun:
+    """One attempt at one cell, on one learner group."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        phases: Phases,
+        learner: LearnerGroup,
+        store: CellStore,
+        layout: dict[str, Any],
+        clock: Clock,
+        listener: Listener,
+    ) -> None:
+        """Hold what the attempt needs; ``run`` does the work."""
+        self._cell, self._phases, self._learner = cell, phases, learner
+        self._spec, self._data = phases.spec, phases.data
+        self._store, self._layout, self._clock, self._listener = store, layout, clock, listener
+        self._marks = frozenset(evaluated_steps(cell, self._spec.evaluation))
+        self._progress = Progress()
+        self._committed_step = 0
+        self._committed_at = 0.0
+        self.phase = ""
+        """What it is doing, for the record of an attempt that ends here."""
+
+    async def run(self) -> None:
+        """Train from the last commit to the end; the cell is then committed as finished.
+
+        Raises:
+            Stopped: told to stop between two updates; what was done is committed.
+            Diverged: the cell's settings lead nowhere.
+            Disagreement: at the first step the sampler's log-probabilities are not the learner's.
+            Exception: whatever a phase ended with.
+        """
+        state = await whole(asyncio.to_thread(self._store.start_attempt))
+        weights = await self._take_up(state)
+        try:
+            await self._train(f"{self._cell.id}/attempt-{state.attempt}/step-", weights)
+        except Stopped:
+            # Phases that can be stopped leave the learner as it is after the last step that was counted.
+            if self._progress.step > self._committed_step:
+                await whole(self._commit(State.RUNNING))
+            raise
+
+    async def _take_up(self, state: CellState) -> Ref:
+        """Load the last commit; a reference to its weights."""
+        commit, store = state.commit, self._store
+        checkpoint = store.folder / commit.checkpoint if commit and commit.checkpoint else None
+        if commit:
+            self._progress = Progress(**commit.progress)
+            self._committed_step = commit.step
+            changes = layout_changes(commit.layout, self._layout)
+            if changes:
+                note = f"from step {commit.step} on computed with another layout: {', '.join(changes)}"
+                deviations = tuple(dict.fromkeys((*state.deviations, note)))
+                await whole(asyncio.to_thread(store.set_state, State.RUNNING, deviations=deviations))
+                store.log(f"no longer bit for bit: {note}")
+        self._committed_at = self._clock.monotonic()
+        self.phase = "taking up its commit"
+        version = f"{self._cell.id}/attempt-{state.attempt}/step-{self._progress.step}"
+        return await self._learner.begin_cell(version, checkpoint)
+
+    async def _train(self, version: str, weights: Ref) -> None:
+        cell, progress = self._cell, self._progress
+        first_step = progress.step + 1
+        if self._owes_row():
+            await self._record(weights)
+        for step in range(first_step, cell.update_steps + 1):
+            metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
+            if step == first_step:
+                self._require_agreement(metrics, step)
+            seconds = accelerator_seconds(
+                self._spec.pools, metrics["seconds_sampling"], metrics["seconds_learning"]
+            )
+            progress.add_step(metrics, tokens, seconds)
+            self._listener.step(cell, step)
+            await whole(asyncio.to_thread(self._store.log, f"step {step}"))
+            if self._owes_row():
+                await self._record(weights)
+            diverged = divergence(metrics, progress, self._spec.failures.collapsed_steps)
+            if diverged:
+                raise Diverged(f"step {step}: {diverged}")
+            if step < cell.update_steps and self._commit_is_due():
+                await whole(self._commit(State.RUNNING))
+        await whole(self._commit(State.FINISHED))
+
+    def _owes_row(self) -> bool:
+        """Whether the last step reached a mark whose row is not written: also after a stop in the middle of its evaluation."""
+        return self._progress.step in self._marks and self._progress.steps_since_row > 0
+
+    def _commit_is_due(self) -> bool:
+        waited = self._clock.monotonic() - self._committed_at
+        commits = self._spec.commits
+        # A clock that went back would put the commit off.
+        due = waited >= commits.every_minutes * 60 or waited < 0
+        return due or self._progress.step - self._committed_step >= commits.every_steps
+
+    async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
+        """One step; (metrics, tokens generated, new weights)."""
+        batch = training_batch(self._cell, step, self._data)
+        self.phase = f"sampling of step {step}"
+        rollouts, seconds_sampling = await self._phases.sample(batch, weights)
+        self.phase = f"grading of step {step}"
+        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds)
+        learning_rate = warmed_up_learning_rate(
+            self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
+        )
+        self.phase = f"learning of step {step}"
+        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards)
+        metrics |= {
+            "verifier_failures": float(failures),
+            "seconds_sampling": seconds_sampling,
+            "seconds_grading": seconds_grading,
+        }
+        tokens = round(metrics["response_tokens"] * self._cell.batch_rollouts)
+        return metrics, tokens, new_weights
+
+    def _require_agreement(self, metrics: dict[str, float], step: int) -> None:
+        dtype = self._spec.model.dtype
+        column = "logprob_difference" if dtype == "float32" else "logprob_mean_difference"
+        require_agreement(metrics[column], dtype, f"at step {step} of {self._cell.id}")
+
+    async def _record(self, weights: Ref) -> None:
+        """Evaluate and write a history row."""
+        cell, progress = self._cell, self._progress
+        self.phase = f"evaluation at step {progress.step}"
+        evaluation, samples = await self._phases.evaluate(weights)
+        row = {
+            "cell": cell.id,
+            "problems_per_batch": cell.problems_per_batch,
+            "rollouts_per_problem": cell.rollouts_per_problem,
+            "seed": cell.seed,
+            "step": progress.step,
+            "compute_rollouts": progress.step * cell.batch_rollouts,
+            "compute_tokens": progress.compute_tokens,
+            "accelerator_seconds": progress.accelerator_seconds,
+            "epochs": progress.step * cell.problems_per_batch / len(self._data.train),
+            **evaluation,
+            **progress.close_interval(),
+            "logged_at_ms": int(self._clock.wall() * 1000),
+        }
+        await whole(asyncio.to_thread(self._store.append_row, row))
+        await whole(asyncio.to_thread(self._store.write_samples, progress.step, samples))
+        self._listener.row(cell, row)
+
+    async def _commit(self, state: State) -> None:
+        progress, store = self._progress, self._store
+        self.phase = f"commit of step {progress.step}"
+        folder: Path = await asyncio.to_thread(store.begin_checkpoint, progress.step)
+        await self._learner.save(folder)
+        await asyncio.to_thread(store.complete_checkpoint, folder)
+        await asyncio.to_thread(
+            store.commit, progress.step, folder, progress.to_dict(), state, layout=self._layout
+        )
+        self._committed_step, self._committed_at = progress.step, self._clock.monotonic()
+        if state is State.FINISHED:
+            store.close()

@@ -1,0 +1,314 @@
+"""The controller: learner groups take cells from a queue, one attempt after the other; what fails is decided cell by cell."""
+
+import asyncio
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from grids.errors import UserError
+from grids.expansion import Cell
+from grids.spec import GridSpec
+from orchestrator.console import Console
+from orchestrator.control.cell_run import CellRun
+from orchestrator.control.data import GridData, PromptSet
+from orchestrator.control.layout import layout_of, versions
+from orchestrator.control.phases import Phases, Stopped
+from orchestrator.failures.attempt_end import AttemptEnd, after_fault
+from orchestrator.failures.decisions import Action, Decision, decide
+from orchestrator.failures.faults import Fault, classify, is_storage_full
+from orchestrator.failures.ray_errors import root_cause
+from orchestrator.pools.agreement import prove_agreement
+from orchestrator.pools.pools import LearnerGroup, PoolLost, Pools, make_pools
+from orchestrator.pools.supervision import Supervision, persistently
+from orchestrator.store import requests
+from orchestrator.store.cell_state import CellState
+from orchestrator.store.lease import LeaseLost
+from orchestrator.store.run_store import CellStore, RunStore, State, StoreDamaged
+from orchestrator.tracking.tracked_rows import cell_parameters, tracked_rows
+from orchestrator.tracking.tracker import Tracker
+
+REQUESTS_POLL_SECONDS = 1.0
+IDLE_POLL_SECONDS = 0.1
+"""How often a group without a cell looks whether one has come back."""
+
+
+class Controller:
+    """Runs cells of a grid over pools that all of them share."""
+
+    def __init__(
+        self,
+        spec: GridSpec,
+        data: GridData,
+        run_store: RunStore,
+        tracker: Tracker,
+        console: Console,
+        supervision: Supervision,
+    ) -> None:
+        """Hold what a run needs; ``run`` does the work."""
+        self.spec, self.data, self.run_store = spec, data, run_store
+        self.tracker, self.console = tracker, console
+        self._supervision = supervision
+        self._layout = layout_of(spec.pools, versions())
+        self._queue: deque[Cell] = deque()
+        self._delayed: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Event] = {}
+        """Cells in flight, with what tells each to stop."""
+        self._draining = False
+
+    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell]) -> None:
+        """Train ``cells``; cells of the ``grid`` that an operator asks for meanwhile are trained too.
+
+        Failures of single cells are in their states.
+
+        Raises:
+            PoolLost: a pool cannot be kept up.
+            Disagreement: the start-up probe failed, so no cell was started.
+            UserError: a gold answer is unfit.
+            LeaseLost: another controller has taken over.
+            asyncio.CancelledError: told to stop at once; running cells are paused at their last commits.
+        """
+        samplers, groups = self.spec.pools.samplers.count, self.spec.pools.learners.count
+        self.console.say(
+            f"starting samplers: {samplers}, learner groups: {groups} (engines take a while to load)"
+        )
+        pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
+        try:
+            await self._start(pools)
+            self._queue.extend(cells)
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(self._answer_requests(grid))
+                serving = [group.create_task(self._serve(learner, pools)) for learner in pools.learners]
+                await asyncio.wait(serving)
+                asking.cancel()
+        except BaseExceptionGroup as errors:
+            # The first one stopped the others.
+            raise errors.exceptions[0] from None
+        finally:
+            for task in self._delayed.values():
+                task.cancel()
+            pools.let_go()
+
+    def drain(self) -> None:
+        """Let every cell commit what it has and end; no cell is started any more."""
+        self._draining = True
+        for stop in self._running.values():
+            stop.set()
+
+    # Start
+
+    async def _start(self, pools: Pools) -> None:
+        """Pools that have been shown to serve this grid: golds fit, weights arrive, the base model is evaluated."""
+        try:
+            await pools.start()
+            policy, say = self.spec.failures, self.console.say
+            await persistently(lambda: self._prove(pools), "start-up", policy, say)
+        except Exception as error:
+            cause = root_cause(error)
+            if isinstance(cause, UserError | PoolLost):
+                raise cause from error
+            raise PoolLost(f"start-up failed: {classify(cause).reason}") from error
+
+    async def _prove(self, pools: Pools) -> None:
+        for learner in pools.learners:
+            if learner.broken:
+                await learner.open()
+        for prompts in (self.data.train, self.data.validation):
+            await self._require_sound_golds(pools, prompts)
+        difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
+        self.console.say(
+            f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
+        )
+        await self._evaluate_base(pools)
+
+    async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
+        unsound = await pools.grader.value("unsound_golds", prompts.golds)
+        if unsound:
+            first = unsound[0]
+            raise UserError(
+                f"{prompts.path}, row {prompts.rows[first]}: the gold answer {prompts.golds[first]!r} is empty or not equal "
+                f"to itself under the verifier ({len(unsound)} such rows); mend or remove them"
+            )
+
+    async def _evaluate_base(self, pools: Pools) -> None:
+        """The base model's validation at C = 0, once for each run folder."""
+        if self.run_store.read_base() is not None:
+            return
+        weights = await pools.learners[0].begin_cell("base", None)
+
+        def repeated(fault: Fault, decision: Decision) -> None:
+            self.console.say(f"base model: {fault.reason}; {fault.phase} is repeated")
+
+        phases = Phases(self.spec, self.data, pools, lambda: CellState(cell="base"), repeated)
+        metrics, samples = await phases.evaluate(weights)
+        now = int(self._supervision.clock.wall() * 1000)
+        row = {"compute_rollouts": 0, **metrics, "logged_at_ms": now, "samples": samples}
+        await asyncio.to_thread(self.run_store.write_base, row)
+        self.console.base(metrics)
+
+    # Cells
+
+    async def _serve(self, learner: LearnerGroup, pools: Pools) -> None:
+        """Train cells of the queue on one learner group, one after the other."""
+        while True:
+            if learner.broken and self._work_is_left():
+                try:
+                    await learner.open()
+                except Exception as error:
+                    self._give_up(learner, pools, error)
+                    return
+            cell = await self._next_cell()
+            if cell is None:
+                return
+            stop = self._running[cell.id] = asyncio.Event()
+            if self._draining:
+                stop.set()
+            try:
+                await self._attempt(cell, learner, pools, stop)
+            finally:
+                del self._running[cell.id]
+
+    def _give_up(self, learner: LearnerGroup, pools: Pools, error: Exception) -> None:
+        pools.learners.remove(learner)
+        reason = classify(error).reason
+        self.console.say(f"a learner group is given up, {len(pools.learners)} are left: {reason}")
+        if not pools.learners:
+            raise PoolLost(f"no learner group can be started: {reason}") from error
+
+    async def _next_cell(self) -> Cell | None:
+        """The next cell to try, None when none is left or will come back."""
+        while not self._draining:
+            if self._queue:
+                return self._queue.popleft()
+            if not self._work_is_left():
+                return None
+            await asyncio.sleep(IDLE_POLL_SECONDS)
+        return None
+
+    def _work_is_left(self) -> bool:
+        """Whether a cell waits, or may come back."""
+        return not self._draining and bool(self._queue or self._delayed or self._running)
+
+    async def _attempt(self, cell: Cell, learner: LearnerGroup, pools: Pools, stop: asyncio.Event) -> None:
+        """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
+        store = self.run_store.cell(cell.id)
+        self.tracker.cell_started(cell.id, cell_parameters(cell))
+        self.console.started(cell, store.read())
+
+        def repeated(fault: Fault, decision: Decision) -> None:
+            store.log(
+                f"{fault.phase} repeated in {decision.delay_seconds:.3g} s ({fault.kind}): {fault.reason}"
+            )
+            if fault.stacks:
+                store.write_stacks(store.read().attempt, fault.stacks)
+            self.console.say(f"{cell.id}: {fault.reason}; {fault.phase} is repeated")
+
+        phases = Phases(self.spec, self.data, pools, store.read, repeated, stop)
+        run = CellRun(cell, phases, learner, store, self._layout, self._supervision.clock, self)
+        try:
+            for row in tracked_rows(self.run_store, cell):
+                self.tracker.row(cell.id, row)
+            await run.run()
+        except Stopped:
+            self._end(cell, store, self._stopped())
+        except asyncio.CancelledError:
+            if store.read().state is not State.FINISHED:
+                self._end(cell, store, self._stopped())
+            raise
+        except LeaseLost:
+            raise
+        except Exception as error:
+            self._failed(cell, store, error, run.phase)
+        else:
+            self._end(cell, store, AttemptEnd(State.FINISHED, "finished"))
+
+    def _stopped(self) -> AttemptEnd:
+        return AttemptEnd(State.PAUSED, "paused", "interrupted; continues at the next run")
+
+    def _failed(self, cell: Cell, store: CellStore, error: Exception, phase: str) -> None:
+        fault = classify(error)
+        decision = decide(fault, store.read(), self.spec.failures)
+        attempt = store.read().attempt
+
+        def write_evidence() -> None:
+            if fault.stacks:
+                store.write_stacks(attempt, fault.stacks)
+            store.write_failure(attempt, "".join(traceback.format_exception(error)))
+
+        self._keep(write_evidence, cell)
+        self._end(cell, store, after_fault(fault, decision, phase))
+        if decision.action is Action.NEW_ATTEMPT:
+            self._delayed[cell.id] = asyncio.create_task(self._come_back(cell, decision.delay_seconds))
+
+    def _end(self, cell: Cell, store: CellStore, end: AttemptEnd) -> None:
+        """Put the end of an attempt on record, in the store, in MLflow and on the console."""
+
+        def write() -> None:
+            store.end_attempt(
+                end.outcome, end.reason, fault=end.fault, phase=end.phase, problems=end.problems
+            )
+            if end.state is not State.FINISHED:  # which its last commit has written
+                store.set_state(end.state, end.reason, spent=end.spent)
+
+        self._keep(write, cell)
+        store.close()
+        if end.outcome != "lost":
+            self.tracker.cell_ended(cell.id, end.state, end.reason)
+        self.console.ended(cell, end.state, end.reason)
+
+    def _keep(self, write: Any, cell: Cell) -> None:
+        """Write to the store; where it is full the cell's earlier state stands, from which the next run continues."""
+        try:
+            write()
+        except OSError as error:
+            if not is_storage_full(error):
+                raise
+            self.console.say(f"{cell.id}: the storage is full, how its attempt ended could not be written")
+
+    async def _come_back(self, cell: Cell, delay_seconds: float) -> None:
+        # Sleeping goes by the event loop's clock, which no jump of another one moves.
+        await asyncio.sleep(delay_seconds)
+        self._queue.append(cell)
+        del self._delayed[cell.id]
+
+    # Operators
+
+    async def _answer_requests(self, grid: Sequence[Cell]) -> None:
+        """Answer what operators ask while the grid runs."""
+        cells = {cell.id: cell for cell in grid}
+        while True:
+            await asyncio.sleep(REQUESTS_POLL_SECONDS)
+            for path, request in await asyncio.to_thread(requests.pending, self.run_store.run_dir):
+                stop = self._running.get(request.cell)
+                if stop is not None and request.action == "cancel":
+                    stop.set()
+                    while request.cell in self._running:
+                        await asyncio.sleep(IDLE_POLL_SECONDS)
+                try:
+                    self.console.say(requests.apply(self.run_store, path, request))
+                    self._follow(request.cell, cells)
+                except StoreDamaged as error:
+                    self.console.say(requests.set_aside(path, str(error)))
+
+    def _follow(self, cell_id: str, cells: dict[str, Cell]) -> None:
+        """Bring the queue in line with a state that an operator has changed."""
+        state = self.run_store.cell(cell_id).read()
+        known = {cell.id for cell in self._queue} | self._delayed.keys() | self._running.keys()
+        if state.state is State.CANCELLED:
+            self._queue = deque(cell for cell in self._queue if cell.id != cell_id)
+            if cell_id in self._delayed:
+                self._delayed.pop(cell_id).cancel()
+            self.tracker.cell_ended(cell_id, state.state, state.reason)
+        elif state.state is State.PENDING and cell_id in cells and cell_id not in known:
+            self._queue.append(cells[cell_id])
+
+    # cell_run.Listener
+
+    def step(self, cell: Cell, step: int) -> None:
+        """A cell has made a step."""
+        self.console.step(cell, step)
+
+    def row(self, cell: Cell, row: dict[str, Any]) -> None:
+        """A cell has written a history row."""
+        self.tracker.row(cell.id, row)
+        self.console.row(cell, row)

@@ -1,0 +1,182 @@
+"""Sampling, grading and evaluation for one cell: phases that keep no state, repeated with the same seeds when one is lost."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from grids.errors import UserError
+from grids.expansion import Cell
+from grids.spec import GridSpec
+from orchestrator.control.data import GridData, PromptSet
+from orchestrator.failures.decisions import Action, Decision, decide
+from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProblems, classify
+from orchestrator.failures.isolation import isolate
+from orchestrator.pools.pools import Pools, Ref
+from orchestrator.store.cell_state import CellState
+from workers.grading import evenly_spaced
+from workers.problems import batch_indices
+from workers.rollouts import rollout_seed
+from workers.sampler import SamplingRequest
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The attempt was told to stop; nothing of the phase is kept."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Problems to sample, with their gold answers and where they stand (``<path>, row <row>``)."""
+
+    request: SamplingRequest
+    golds: list[str]
+    sources: list[str]
+
+    def part(self, positions: Sequence[int]) -> SamplingRequest:
+        """The request of some positions, with the same seeds."""
+        request = self.request
+        return SamplingRequest(
+            [request.prompts[i] for i in positions],
+            [request.seeds[i] for i in positions],
+            request.rollouts_per_problem,
+        )
+
+
+def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
+    """What update ``step`` (from 1) of a cell trains on: a pure function of (cell, step)."""
+    indices = batch_indices(cell.seed, step, cell.problems_per_batch, len(data.train)).tolist()
+    seeds = [rollout_seed(cell.id, step, position) for position in range(len(indices))]
+    return _batch(data.train, indices, seeds, cell.rollouts_per_problem)
+
+
+def validation_batch(spec: GridSpec, data: GridData) -> Batch:
+    """All validation problems, the same for all cells and steps, so that cells are compared on common random numbers."""
+    indices = range(len(data.validation))
+    seeds = [rollout_seed("evaluation", position) for position in indices]
+    return _batch(data.validation, indices, seeds, spec.evaluation.samples_per_problem)
+
+
+def probe_batch(spec: GridSpec, data: GridData) -> Batch:
+    """The train probe: evenly spaced training problems, the same for all cells and steps."""
+    probe = spec.evaluation.train_probe
+    indices = evenly_spaced(probe.problems, len(data.train))
+    seeds = [rollout_seed("train-probe", position) for position in range(len(indices))]
+    return _batch(data.train, indices, seeds, probe.samples_per_problem)
+
+
+def _batch(problems: PromptSet, indices: Sequence[int], seeds: list[int], samples: int) -> Batch:
+    return Batch(
+        SamplingRequest([problems.prompts[i] for i in indices], seeds, samples),
+        [problems.golds[i] for i in indices],
+        [f"{problems.path}, row {problems.rows[i]}" for i in indices],
+    )
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of one cell's attempt, or of the base model's evaluation."""
+
+    spec: GridSpec
+    data: GridData
+    pools: Pools
+    state: Callable[[], CellState]
+    """The cell's state as it is stored."""
+    repeated: Callable[[Fault, Decision], None]
+    """Told of each repeat."""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to make the present phase raise ``Stopped``."""
+
+    async def sample(self, batch: Batch, weights: Ref) -> tuple[Ref, float]:
+        """(reference to ``Rollouts``, seconds) of a batch, sampled from ``weights``.
+
+        Raises:
+            PoisonedProblems: it fails, and it is these problems that make it fail.
+            Stopped: told to.
+            ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
+        """
+        try:
+            return await self._repeating(Phase.SAMPLING, lambda: self._sampled(batch.request, weights))
+        except (Stopped, UserError):
+            raise
+        except Exception as error:
+            fault = classify(error, Phase.SAMPLING)
+            if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
+                raise
+            positions = await isolate(
+                lambda some: self._fails(batch.part(some), weights), len(batch.request.prompts)
+            )
+            if not positions:
+                raise
+            raise PoisonedProblems([batch.sources[i] for i in positions], fault.reason) from error
+
+    async def grade(self, rollouts: Ref, golds: list[str]) -> tuple[Ref, int, float]:
+        """(reference to rewards [R], answers whose grading crashed or hung, seconds)."""
+        rewards, (failures, seconds) = await self._repeating(
+            Phase.GRADING,
+            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds),
+        )
+        return rewards, failures, seconds
+
+    async def evaluate(self, weights: Ref) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
+        started = time.monotonic()
+        validation = validation_batch(self.spec, self.data)
+        rollouts, _ = await self.sample(validation, weights)
+        kept = self.spec.evaluation.kept_rollouts
+        columns, samples = await self._graded("evaluate", rollouts, validation.golds, kept)
+        if self.spec.evaluation.train_probe.problems:
+            probe = probe_batch(self.spec, self.data)
+            rollouts, _ = await self.sample(probe, weights)
+            probe_columns, failures = await self._graded("probe", rollouts, probe.golds)
+            columns |= probe_columns
+            columns["eval_verifier_failures"] += failures
+        return columns | {"seconds_evaluating": time.monotonic() - started}, samples
+
+    async def _graded(self, method: str, *arguments: object) -> Any:
+        return await self._repeating(Phase.GRADING, lambda: self.pools.grader.value(method, *arguments))
+
+    def _sampled(self, request: SamplingRequest, weights: Ref) -> Coroutine[Any, Any, tuple[Ref, float]]:
+        return self.pools.samplers.reference_and_value("sample", request, weights)
+
+    async def _fails(self, request: SamplingRequest, weights: Ref) -> bool:
+        try:
+            await self._unless_stopped(self._sampled(request, weights))
+        except Stopped:
+            raise
+        except Exception as error:
+            if classify(error).kind is FaultKind.PREEMPTED:
+                raise
+            return True
+        return False
+
+    async def _repeating(self, phase: Phase, call: Callable[[], Awaitable[T]]) -> T:
+        repeats = 0
+        while True:
+            try:
+                return await self._unless_stopped(call())
+            except Stopped:
+                raise
+            except Exception as error:
+                fault = classify(error, phase)
+                decision = decide(fault, self.state(), self.spec.failures, repeats)
+                if decision.action is not Action.REPEAT_PHASE:
+                    raise
+            self.repeated(fault, decision)
+            await self._unless_stopped(asyncio.sleep(decision.delay_seconds))
+            repeats += 1
+
+    async def _unless_stopped(self, phase: Awaitable[T]) -> T:
+        """The phase's result; when told to stop it is given up, since nothing of it would be kept."""
+        work = asyncio.ensure_future(phase)
+        stop = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            raise Stopped
+        finally:
+            stop.cancel()
+            work.cancel()

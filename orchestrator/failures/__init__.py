@@ -1,0 +1,1 @@
+"""What went wrong, and what is done about it: pure decisions."""

@@ -1,0 +1,1 @@
+"""What people ask of a grid or a run: plans, status, explanations, housekeeping."""

@@ -1,0 +1,77 @@
+"""What ``status`` prints, once or again and again."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich.console
+import rich.live
+import rich.text
+
+from orchestrator.operating.status import Row, chosen_rows, counts_line, status_rows
+from orchestrator.store.holding import HolderWatch, holder_line
+from orchestrator.store.lease import LeaseRecord
+from orchestrator.store.run_store import RunStore
+from orchestrator.tables import FOLDED_ROWS, Format, aligned_lines, make_console, print_rows, table
+
+
+@dataclass(frozen=True)
+class StatusView:
+    """Which cells of a run are shown, in which order and how."""
+
+    run_dir: Path
+    states: str | None = None
+    sort: str | None = None
+    descending: bool = False
+    format_: Format = Format.TABLE
+
+    def read(self) -> tuple[list[Row], str]:
+        """The rows to show, and the counts over all cells.
+
+        Raises:
+            UserError: no run folder, an unknown state or column.
+        """
+        rows = status_rows(RunStore.existing(self.run_dir))
+        return chosen_rows(rows, self.states, self.sort, self.descending), counts_line(rows)
+
+    def show(self, holder: LeaseRecord | None = None) -> None:
+        """Print it once. ``holder``: who holds the run, looked up when None."""
+        rows, counts = self.read()
+        holder = holder or HolderWatch(RunStore.existing(self.run_dir).lease_dir).look()
+        print_rows(rows, self.format_)
+        notes = sys.stdout if self.format_ is Format.TABLE else sys.stderr
+        print(f"{counts}; {holder_line(holder)}", file=notes, flush=True)
+
+
+def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run until nobody holds it: in place on a terminal, one block after the other elsewhere."""
+    console = make_console()
+    watch = HolderWatch(RunStore.existing(view.run_dir).lease_dir)
+    try:
+        if view.format_ is Format.TABLE and console.is_terminal:
+            with rich.live.Live(console=console, auto_refresh=False) as live:
+                while True:
+                    holder = watch.look()
+                    rows, counts = view.read()
+                    live.update(_block(rows, f"{counts}; {holder_line(holder)}"), refresh=True)
+                    if holder is None:
+                        return
+                    sleep(every)
+        while True:
+            holder = watch.look()
+            view.show(holder)
+            if holder is None:
+                return
+            sleep(every)
+    except KeyboardInterrupt:
+        return
+
+
+def _block(rows: list[Row], note: str) -> rich.console.RenderableType:
+    """The note comes first: what does not fit on the terminal is cut off at its lower end."""
+    body: rich.console.RenderableType = table(rows)
+    if len(rows) > FOLDED_ROWS:
+        body = rich.text.Text("\n".join(aligned_lines(rows[:FOLDED_ROWS])), no_wrap=True)
+    return rich.console.Group(rich.text.Text(note), body)

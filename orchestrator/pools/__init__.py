@@ -1,0 +1,1 @@
+"""The processes on the cluster that cells share: started, watched, replaced, ended."""

@@ -1,0 +1,1 @@
+"""What ``fit`` and ``prescribe`` read and print."""

@@ -1,0 +1,1 @@
+"""Ray jobs, and the services of this machine."""

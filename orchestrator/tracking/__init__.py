@@ -1,0 +1,1 @@
+"""A grid in MLflow: written off the critical path, and read back."""
