@@ -186,8 +186,12 @@ class CellRun:
         progress, store = self._progress, self._store
         self.phase = f"commit of step {progress.step}"
         folder: Path = await asyncio.to_thread(store.begin_checkpoint, progress.step)
-        await self._learner.save(folder)
-        await asyncio.to_thread(store.complete_checkpoint, folder)
+        try:
+            await self._learner.save(folder)
+            await asyncio.to_thread(store.complete_checkpoint, folder)
+        except Exception:
+            await asyncio.to_thread(store.discard_checkpoint, folder)
+            raise
         await asyncio.to_thread(
             store.commit, progress.step, folder, progress.to_dict(), state, layout=self._layout
         )

@@ -235,8 +235,9 @@ class Controller:
                 store.write_stacks(attempt, fault.stacks)
             store.write_failure(attempt, "".join(traceback.format_exception(error)))
 
-        self._keep(write_evidence, cell)
+        # The state first: on a full disk there may be room for that alone.
         self._end(cell, store, after_fault(fault, decision, phase))
+        self._keep(write_evidence, cell)
         if decision.action is Action.NEW_ATTEMPT:
             self._delayed[cell.id] = asyncio.create_task(self._come_back(cell, decision.delay_seconds))
 
@@ -244,11 +245,11 @@ class Controller:
         """Put the end of an attempt on record, in the store, in MLflow and on the console."""
 
         def write() -> None:
+            if end.state is not State.FINISHED:  # which its last commit has written
+                store.set_state(end.state, end.reason, spent=end.spent)
             store.end_attempt(
                 end.outcome, end.reason, fault=end.fault, phase=end.phase, problems=end.problems
             )
-            if end.state is not State.FINISHED:  # which its last commit has written
-                store.set_state(end.state, end.reason, spent=end.spent)
 
         self._keep(write, cell)
         store.close()

@@ -246,7 +246,10 @@ def _say_end(cells: list[Cell], run_store: RunStore, console: Console) -> ExitCo
     failed = [state for state in of_grid if state.state is State.FAILED]
     waiting = [state for state in of_grid if state.state in (State.PENDING, State.PAUSED, State.RUNNING)]
     for state in [*failed, *waiting][:SHOWN_CELLS]:
-        console.say(f"{state.cell} {state.state}: {state.reason or 'not taken up'}")
+        unsaid = (
+            "how its attempt ended could not be written" if state.state is State.RUNNING else "not taken up"
+        )
+        console.say(f"{state.cell} {state.state}: {state.reason or unsaid}")
     if len(failed) + len(waiting) > SHOWN_CELLS:
         console.say(f"and {len(failed) + len(waiting) - SHOWN_CELLS} more that are not done")
     if failed:

@@ -7,6 +7,7 @@ dropped by ``CellStore.restore``.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from orchestrator.store.files import (
     read_last_line,
     remove_temporaries,
 )
+
+log = logging.getLogger(__name__)
 
 CHECKPOINTS_KEPT = 2
 
@@ -177,6 +180,13 @@ class CellStore:
         marker = {"version": FORMAT_VERSION, "files": sizes}
         self._files.replace(path / MARKER, (json.dumps(marker, indent=1) + "\n").encode())
 
+    def discard_checkpoint(self, path: Path) -> None:
+        """Remove a checkpoint that could not be completed: on a full disk, saying so needs its space."""
+        try:
+            checkpoint_folders.remove(path)
+        except OSError as error:
+            log.warning("incomplete checkpoint %s not removed, the next attempt sweeps it: %s", path, error)
+
     def commit(
         self,
         step: int,
@@ -194,7 +204,7 @@ class CellStore:
         """
         relative = None
         if checkpoint is not None:
-            checkpoint_folders.verify(checkpoint)
+            self._verify(checkpoint)
             relative = checkpoint.relative_to(self.folder).as_posix()
         history = self._open_history()
         os.fsync(history)
@@ -216,7 +226,7 @@ class CellStore:
         remove_temporaries(self.folder, self._files.epoch, levels=None)
         commit = self.read().commit
         if commit and commit.checkpoint:
-            checkpoint_folders.verify(self.folder / commit.checkpoint)
+            self._verify(self.folder / commit.checkpoint)
         path = self.folder / "history.jsonl"
         committed = read_bytes(path)[: commit.history_bytes] if commit and commit.history_bytes else b""
         rows = committed.count(b"\n")
@@ -234,10 +244,16 @@ class CellStore:
         return commit
 
     def close(self) -> None:
-        """Close the history; ``restore`` opens it again."""
+        """Force the history to disk and close it; ``restore`` opens it again.
+
+        A cell that has diverged keeps its rows after the last commit, so these must last too.
+        """
         if self._history is not None:
-            os.close(self._history)
-            self._history = None
+            history, self._history = self._history, None
+            try:
+                os.fsync(history)
+            finally:
+                os.close(history)
 
     # For people
 
@@ -330,6 +346,13 @@ class CellStore:
     def _refuse_finished(self) -> None:
         if self.read().state is State.FINISHED:
             raise RuntimeError(f"{self.cell} is finished; a finished cell is never written again")
+
+    def _verify(self, checkpoint: Path) -> None:
+        try:
+            checkpoint_folders.verify(checkpoint)
+        except StoreDamaged:
+            self._files.fence()  # whoever has taken the lease over swept it: say that, not "damaged"
+            raise
 
     def _open_history(self) -> int:
         if self._history is None:

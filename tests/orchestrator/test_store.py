@@ -610,3 +610,11 @@ def test_a_lost_lease_stops_every_kind_of_write(run_dir: Path) -> None:
     assert {path: path.read_bytes() for path in (run_dir / "cells").rglob("*") if path.is_file()} == before
     assert not (run_dir / "base.json").exists()
     assert (run_dir / "grid.yaml").read_bytes() == grid
+
+
+def test_a_checkpoint_that_could_not_be_completed_gives_its_space_back(cell: CellStore) -> None:
+    cell.start_attempt()
+    path = cell.begin_checkpoint(3)
+    (path / "weights").write_text("half")
+    cell.discard_checkpoint(path)
+    assert not path.exists()

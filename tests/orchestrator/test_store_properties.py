@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -162,7 +163,6 @@ STRIKES = st.one_of(
     st.builds(Strike, HOW, st.integers(0, 30)),
     st.builds(Strike, HOW, st.integers(0, 4), st.sampled_from(["replace", "write"])),
 )
-SLEEP = st.builds(Strike, st.just("sleep"), st.integers(0, 4), st.sampled_from(["replace", "write"]))
 PICK = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3])
 """Which of what can be done; what the newest controller can do comes first."""
 
@@ -292,22 +292,6 @@ class AnyInterleaving(RuleBasedStateMachine):
             checkpoint_epoch=controller.epoch,
         )
         self.do(controller, commit, strike, (cell, target), committed)
-
-    @where(lambda self: self.cells_in_training())
-    @rule(pick=PICK, steps=st.integers(1, 4), strike=SLEEP, clock_stands=st.booleans())
-    def be_overtaken(self, pick: int, steps: int, strike: Strike, clock_stands: bool) -> None:
-        """Suspended in the middle of a write, and woken when the next controller has taken up the cell."""
-        controller, cell = chosen(self.cells_in_training(), pick)
-        self.advance(controller, cell, steps, State.RUNNING, strike)
-        if not controller.process.asleep:
-            return
-        self.start(strike=None, clock_stands=clock_stands)
-        newest = self.awake()[0]
-        if self.visible[cell].state in BEGINNABLE:
-            self.begin_cell(newest, cell)
-        self.account(controller, controller.process.wake(), fenced=True)
-        if cell in newest.attempts:
-            self.advance(newest, cell, steps, State.RUNNING)
 
     @where(lambda self: self.cells_in_training())
     @rule(pick=PICK, kind=st.sampled_from(KINDS), strike=STRIKES)
@@ -522,3 +506,48 @@ TestAnyInterleaving.settings = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@pytest.mark.parametrize("then", [(), ("begin",), ("begin", "advance")], ids=["left", "begun", "advanced"])
+@pytest.mark.parametrize("work", ["begin", "advance"])
+def test_suspended_at_any_call_of_its_work_an_overtaken_controller_does_no_harm_when_it_wakes(
+    work: str, then: tuple[str, ...]
+) -> None:
+    calls = 0
+    while suspend_and_overtake(work, calls, then):
+        calls += 1
+    assert calls > 15
+
+
+def suspend_and_overtake(work: str, call: int, then: tuple[str, ...]) -> bool:
+    """Suspend a controller before a system call, let another take over and go on, and wake the first; whether there was
+    such a call.
+    """
+    run, cell, strike = AnyInterleaving(), CELLS[0], Strike("sleep", call)
+    run.make_run()
+    try:
+        run.start(strike=None, clock_stands=True)
+        first = run.controllers[0]
+        run.begin_cell(first, cell)
+        run.advance(first, cell, 2, State.RUNNING)
+        if work == "begin":
+            run.begin_cell(first, cell, strike)
+        else:
+            run.advance(first, cell, 3, State.RUNNING, strike)
+        if not first.process.asleep:
+            return False
+        run.start(strike=None, clock_stands=True)
+        second = run.controllers[1]
+        for what in then:
+            if what == "begin":
+                run.begin_cell(second, cell)
+            else:
+                run.advance(second, cell, 3, State.RUNNING)
+        run.account(first, first.process.wake(), fenced=True)
+        run.readers_see_what_was_announced()
+        if then:
+            run.advance(second, cell, 4, State.FINISHED)
+            run.readers_see_what_was_announced()
+        return True
+    finally:
+        run.teardown()
