@@ -95,6 +95,7 @@ class Say:
 def run_campaign(folder: Path, faults: int, seed: int, stall_seconds: float, say: Say) -> Campaign:
     """Strike until ``faults`` faults have come through."""
     options = replace(OPTIONS, stall_seconds=stall_seconds)
+    in_flight = options.learners * options.commit_steps
     campaign = Campaign()
     queue = make_plan(faults, seed)
     tries: dict[Planned, int] = {}
@@ -115,7 +116,9 @@ def run_campaign(folder: Path, faults: int, seed: int, stall_seconds: float, say
                 campaign.disk = "tmpfs" if mounted else "RLIMIT_FSIZE of the learner"
                 say(f"{name} as a {how}; {len(queue)} strikes left")
                 path = site.write_grid(name, options)
-                grid = UnderFire(site, path, how, disk=mounted, seed=seed + campaign.grids, say=say)
+                grid = UnderFire(
+                    site, path, how, disk=mounted, seed=seed + campaign.grids, in_flight=in_flight, say=say
+                )
                 _strike_out(grid, queue, tries, campaign)
                 found = grid.end(reference)
                 say(f"{name} has finished with {len(found)} differences; {campaign.struck} faults so far")

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.comparison import folder_differences, leftovers, tracking_differences
 from benchmarks.site import How, Running, Site, cells_of, committed_step, state
 from benchmarks.strikes import Kind, NothingToStrike, Strike, Target, strike
@@ -32,6 +34,7 @@ class UnderFire:
         how: whether controllers are Ray jobs or started directly, with a clock that can jump; may be changed for the next start.
         disk: whether its run folder lies on a small disk of its own, which can be filled.
         seed: of the choice between ``run`` and ``resume``.
+        in_flight: steps that may be committed after a strike without the run going on: those that had been sampled before it.
         say: told of everything that happens.
     """
 
@@ -43,6 +46,7 @@ class UnderFire:
         *,
         disk: bool,
         seed: int,
+        in_flight: int,
         say: Callable[[str], None],
     ) -> None:
         self.site, self.grid, self.how = site, grid, how
@@ -53,6 +57,7 @@ class UnderFire:
         self._disk = self.run_dir if disk else None
         self._offset_file = site.folder / f"{grid.stem}.offset"
         self._random = random.Random(seed)
+        self._in_flight = in_flight
         self._say = say
         self._killed = False
         self._mender = ThreadPoolExecutor(max_workers=1)
@@ -113,7 +118,7 @@ class UnderFire:
         target = Target(self.site, self.run_dir, self.running, self._disk, self._offset_file, source)
         try:
             made = strike(kind, target)
-        except NothingToStrike as reason:
+        except (NothingToStrike, psutil.NoSuchProcess) as reason:
             self._say(f"{kind}: nothing to strike ({reason})")
             return None
         deadline = time.monotonic() + PROOF_SECONDS
@@ -125,7 +130,7 @@ class UnderFire:
         if not came_through:
             self._say(f"{kind}: {made.victim}: did not come through")
             return None
-        self.wait_for_progress(before)
+        self.wait_for_progress(before + self._in_flight)
         seconds = time.monotonic() - struck_at
         self._say(f"{kind}: {made.victim}; went on after {seconds:.1f} s")
         return seconds

@@ -3,7 +3,7 @@
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grids.errors import UserError
@@ -252,12 +252,12 @@ class Controller:
             )
 
         self._keep(write, cell)
-        store.close()
+        self._keep(store.close, cell)
         if end.outcome != "lost":
             self.tracker.cell_ended(cell.id, end.state, end.reason)
         self.console.ended(cell, end.state, end.reason)
 
-    def _keep(self, write: Any, cell: Cell) -> None:
+    def _keep(self, write: Callable[[], object], cell: Cell) -> None:
         """Write to the store; where it is full the cell's earlier state stands, from which the next run continues."""
         try:
             write()

@@ -43,7 +43,7 @@ def struck(site: Site, undisturbed: Path) -> Iterator[tuple[UnderFire, dict[Kind
     grid = site.write_grid("struck", GridOptions(learners=1, commit_steps=1))
     source = random.Random(0)
     with small_disk(site.run_dir(grid)) as mounted:
-        fire = UnderFire(site, grid, "job", disk=mounted, seed=0, say=print)
+        fire = UnderFire(site, grid, "job", disk=mounted, seed=0, in_flight=1, say=print)
         seconds: dict[Kind, float | None] = {}
         for kind in (*AS_A_JOB, *STARTED_DIRECTLY):
             if kind is AS_A_JOB[-1]:
