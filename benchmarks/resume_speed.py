@@ -20,9 +20,9 @@ from grids.loading import dump_grid, parse_grid
 from grids.spec import GridSpec
 from orchestrator.control import running
 from orchestrator.control.cell_run import CellRun
-from orchestrator.control.controller import Controller
 from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
+from orchestrator.control.preparation import Preparation
 from orchestrator.services.local import LocalServices, free_port
 from orchestrator.store.holding import LEASE_SECONDS, holder
 from orchestrator.store.lease import Lease
@@ -147,7 +147,7 @@ def time_to_dispatch(run_dir: Path, failed: Cell) -> float:
 
     with (
         mock.patch.object(running, "_connect", return_value=None),
-        mock.patch.object(Controller, "_start", nothing),
+        mock.patch.object(Preparation, "run", nothing),
         mock.patch.object(CellRun, "run", dispatch),
     ):
         began = time.monotonic()

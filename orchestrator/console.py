@@ -41,10 +41,6 @@ class Console:
         """One line with the time of day."""
         self.rich.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
 
-    def base(self, metrics: dict[str, Any]) -> None:
-        """The base model has been evaluated."""
-        self.say(f"base model: {format_scores(metrics)}")
-
     def started(self, cell: Cell, before: CellState) -> None:
         """A cell's attempt begins, from the state ``before`` it."""
         done = before.commit.step if before.commit else 0

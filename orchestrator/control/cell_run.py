@@ -11,7 +11,8 @@ from orchestrator.control.layout import layout_changes
 from orchestrator.control.phases import Phases, Stopped, training_batch
 from orchestrator.control.progress import Progress, accelerator_seconds, divergence
 from orchestrator.pools.agreement import require_agreement
-from orchestrator.pools.pools import LearnerGroup, Ref
+from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.shared_pool import Ref
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
 

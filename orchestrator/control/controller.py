@@ -6,23 +6,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grids.errors import UserError
 from grids.expansion import Cell
 from grids.spec import GridSpec
 from orchestrator.console import Console
 from orchestrator.control.cell_run import CellRun
-from orchestrator.control.data import GridData, PromptSet
+from orchestrator.control.data import GridData
 from orchestrator.control.layout import layout_of, versions
 from orchestrator.control.phases import Phases, Stopped
+from orchestrator.control.preparation import Preparation
 from orchestrator.failures.attempt_end import AttemptEnd, after_fault
 from orchestrator.failures.decisions import Action, Decision, decide
 from orchestrator.failures.faults import Fault, classify, is_storage_full
-from orchestrator.failures.ray_errors import root_cause
-from orchestrator.pools.agreement import prove_agreement
-from orchestrator.pools.pools import LearnerGroup, PoolLost, Pools, make_pools
-from orchestrator.pools.supervision import Supervision, persistently
+from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.pools import Pools, make_pools
+from orchestrator.pools.shared_pool import PoolLost
+from orchestrator.pools.supervision import Supervision
 from orchestrator.store import requests
-from orchestrator.store.cell_state import CellState
 from orchestrator.store.lease import LeaseLost
 from orchestrator.store.run_store import CellStore, RunStore, State, StoreDamaged
 from orchestrator.tracking.tracked_rows import cell_parameters, tracked_rows
@@ -74,7 +73,7 @@ class Controller:
         )
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
-            await self._start(pools)
+            await Preparation(self.spec, self.data, pools, self.run_store, self._supervision).run()
             self._queue.extend(cells)
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(self._answer_requests(grid))
@@ -94,57 +93,6 @@ class Controller:
         self._draining = True
         for stop in self._running.values():
             stop.set()
-
-    # Start
-
-    async def _start(self, pools: Pools) -> None:
-        """Pools that have been shown to serve this grid: golds fit, weights arrive, the base model is evaluated."""
-        try:
-            await pools.start()
-            policy, say = self.spec.failures, self.console.say
-            await persistently(lambda: self._prove(pools), "start-up", policy, say)
-        except Exception as error:
-            cause = root_cause(error)
-            if isinstance(cause, UserError | PoolLost):
-                raise cause from error
-            raise PoolLost(f"start-up failed: {classify(cause).reason}") from error
-
-    async def _prove(self, pools: Pools) -> None:
-        for learner in pools.learners:
-            if learner.broken:
-                await learner.open()
-        for prompts in (self.data.train, self.data.validation):
-            await self._require_sound_golds(pools, prompts)
-        difference = await prove_agreement(pools, self.data.validation.prompts, self.spec)
-        self.console.say(
-            f"sampler and learner agree to {difference:.1g} in log-probability on perturbed weights"
-        )
-        await self._evaluate_base(pools)
-
-    async def _require_sound_golds(self, pools: Pools, prompts: PromptSet) -> None:
-        unsound = await pools.grader.value("unsound_golds", prompts.golds)
-        if unsound:
-            first = unsound[0]
-            raise UserError(
-                f"{prompts.path}, row {prompts.rows[first]}: the gold answer {prompts.golds[first]!r} is empty or not equal "
-                f"to itself under the verifier ({len(unsound)} such rows); mend or remove them"
-            )
-
-    async def _evaluate_base(self, pools: Pools) -> None:
-        """The base model's validation at C = 0, once for each run folder."""
-        if self.run_store.read_base() is not None:
-            return
-        weights = await pools.learners[0].begin_cell("base", None)
-
-        def repeated(fault: Fault, decision: Decision) -> None:
-            self.console.say(f"base model: {fault.reason}; {fault.phase} is repeated")
-
-        phases = Phases(self.spec, self.data, pools, lambda: CellState(cell="base"), repeated)
-        metrics, samples = await phases.evaluate(weights)
-        now = int(self._supervision.clock.wall() * 1000)
-        row = {"compute_rollouts": 0, **metrics, "logged_at_ms": now, "samples": samples}
-        await asyncio.to_thread(self.run_store.write_base, row)
-        self.console.base(metrics)
 
     # Cells
 

@@ -13,7 +13,8 @@ from orchestrator.control.data import GridData, PromptSet
 from orchestrator.failures.decisions import Action, Decision, decide
 from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProblems, classify
 from orchestrator.failures.isolation import isolate
-from orchestrator.pools.pools import Pools, Ref
+from orchestrator.pools.pools import Pools
+from orchestrator.pools.shared_pool import Ref
 from orchestrator.store.cell_state import CellState
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices

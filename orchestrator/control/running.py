@@ -21,8 +21,8 @@ from orchestrator.control.layout import versions
 from orchestrator.control.selection import Selection, take_up
 from orchestrator.exit_codes import ExitCode
 from orchestrator.pools import cluster, members
-from orchestrator.pools.pools import PoolLost
 from orchestrator.pools.resources import needed_resources, resource_faults
+from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.results.printing import print_report
 from orchestrator.store import requests

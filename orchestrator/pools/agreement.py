@@ -4,7 +4,8 @@ import numpy as np
 
 from grids.errors import UserError
 from grids.spec import GridSpec
-from orchestrator.pools.pools import LearnerGroup, Pools
+from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.pools import Pools
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 

@@ -15,7 +15,8 @@ from orchestrator.clock import SYSTEM_CLOCK
 from orchestrator.failures.faults import FaultKind, classify
 from orchestrator.pools.actors import WATCH_GROUP, SamplerActor
 from orchestrator.pools.agreement import Disagreement, prove_agreement, require_agreement
-from orchestrator.pools.pools import Pools, SharedPool, make_pools
+from orchestrator.pools.pools import Pools, make_pools
+from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision
 from tests.grids.test_spec import GRID, PATH
 from tests.tiny_models import make_model

@@ -1,0 +1,137 @@
+"""The ranks of an FSDP group, called together."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from grids.errors import UserError
+from orchestrator.failures.faults import is_storage_full
+from orchestrator.failures.ray_errors import root_cause
+from orchestrator.pools.shared_pool import Ref
+from orchestrator.pools.supervision import PoolMember, Supervision, all_of, persistently, watch
+from workers.learner import Diverged
+
+RANKS_AGREE_SECONDS = 10.0
+"""How long after one rank's error the others may take to raise theirs; their collectives would hang for minutes."""
+
+
+class GroupBroken(RuntimeError):
+    """Some ranks of a learner group failed and others did not: its collectives cannot be used any more."""
+
+
+class LearnerGroup:
+    """The ranks of one FSDP group, called together."""
+
+    def __init__(self, members: list[PoolMember], supervision: Supervision) -> None:
+        """Ranks in order; ``open`` starts them."""
+        self.members = members
+        self.broken = True
+        """Whether the group must be opened (again) before it can take up a cell."""
+        self._supervision = supervision
+
+    async def open(self) -> None:
+        """Start all ranks anew and connect them; raises what keeps them from starting."""
+        name = self.members[0].role.removesuffix(" rank 0")
+        await persistently(self._open, name, self._supervision.policy, self._supervision.say)
+        self.broken = False
+
+    async def _open(self) -> None:
+        limit = self._supervision.policy.start_seconds
+        await all_of(*(member.open() for member in self.members))
+        first = self.members[0]
+        host, port = await watch([first], first.handle.open_store.remote(), self._supervision, limit)
+        await self._together(lambda rank: rank.join.remote(host, port), lambda call: call, limit)
+
+    async def begin_cell(self, version: str, checkpoint: Path | None) -> Ref:
+        """Take up a cell; a reference to its weights."""
+        return await self._weights("begin_cell", version, checkpoint)
+
+    async def perturb(self, version: str) -> Ref:
+        """Change every weight a little; a reference to the weights."""
+        return await self._weights("perturb", version)
+
+    async def update(
+        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref
+    ) -> tuple[dict[str, float], Ref]:
+        """One update; (metrics, reference to the new weights)."""
+        calls, metrics = await self._together(
+            lambda rank: rank.update.options(num_returns=2).remote(version, learning_rate, rollouts, rewards),
+            lambda call: call[0],
+        )
+        return metrics[0], calls[0][1]
+
+    async def logprobs(self, rollouts: Ref) -> np.ndarray:
+        """[T] the learner's log-probabilities of all response tokens."""
+        _, values = await self._together(lambda rank: rank.logprobs.remote(rollouts), lambda call: call)
+        return values[0]
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint to an empty folder."""
+        limit = self._supervision.policy.start_seconds
+        await self._together(lambda rank: rank.save.remote(folder), lambda call: call, limit)
+
+    async def _weights(self, method: str, *arguments: object) -> Ref:
+        # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
+        calls, _ = await self._together(
+            lambda rank: getattr(rank, method).options(num_returns=2).remote(*arguments),
+            lambda call: call[0],
+            self._supervision.policy.start_seconds,
+        )
+        return calls[0][1]
+
+    async def _together(
+        self,
+        remote: Callable[[ActorHandle], Any],
+        awaited: Callable[[Any], Ref],
+        seconds: float | None = None,
+    ) -> tuple[list[Any], list[Any]]:
+        """(the calls, the results that are waited for) of all ranks.
+
+        Raises:
+            MemberLost, Stalled, GroupBroken: and the group is broken, as after any error that the ranks do not recover from.
+        """
+        calls = [remote(member.handle) for member in self.members]
+        try:
+            results = await watch(
+                self.members, all_ranks([awaited(call) for call in calls]), self._supervision, seconds
+            )
+        except Exception as error:
+            cause = root_cause(error)
+            # These are raised by all ranks at the same point, before or after a step as a whole.
+            self.broken = not (isinstance(cause, Diverged | UserError) or is_storage_full(cause))
+            raise
+        return calls, results
+
+
+async def all_ranks(results: list[Ref]) -> list[Any]:
+    """Results of all ranks of a group, waited for together.
+
+    Raises:
+        RayActorError: a rank died; the others are not waited for.
+        GroupBroken: some ranks failed and others did not, or not with the same kind of error.
+    """
+    futures = [asyncio.ensure_future(result) for result in results]
+    try:
+        done, waiting = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [error for future in done if (error := future.exception()) is not None]
+        if not errors:
+            return [future.result() for future in futures]
+        for error in errors:
+            if isinstance(error, RayActorError):
+                raise error
+        if waiting:
+            late, _ = await asyncio.wait(waiting, timeout=RANKS_AGREE_SECONDS)
+            errors += [error for future in late if (error := future.exception()) is not None]
+        if len(errors) == len(futures) and len({type(root_cause(error)) for error in errors}) == 1:
+            raise errors[0]
+        raise GroupBroken(
+            f"{len(errors)} of {len(futures)} ranks failed: {root_cause(errors[0])}"
+        ) from errors[0]
+    finally:
+        for future in futures:
+            future.cancel()
