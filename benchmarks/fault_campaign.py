@@ -28,6 +28,7 @@ DELAY_SECONDS = (0.0, 6.0)
 """Between the run's going on and the next strike."""
 MEND_SECONDS = (1.0, 5.0)
 """Between a strike and the mending of its surroundings."""
+UNHURRIED_SECONDS = 30.0
 TRIES = 4
 """How often one planned strike looks for its victim or fails to come through before it is given up."""
 
@@ -115,7 +116,9 @@ def run_campaign(folder: Path, faults: int, seed: int, stall_seconds: float, say
             with small_disk(folder / "runs" / name) as mounted:
                 campaign.disk = "tmpfs" if mounted else "RLIMIT_FSIZE of the learner"
                 say(f"{name} as a {how}; {len(queue)} strikes left")
-                path = site.write_grid(name, options)
+                # Ray kills a stopped job after 3 s; only without it a cell has the time that any commit may need.
+                grace = UNHURRIED_SECONDS if how == "direct" else options.grace_seconds
+                path = site.write_grid(name, replace(options, grace_seconds=grace))
                 grid = UnderFire(
                     site, path, how, disk=mounted, seed=seed + campaign.grids, in_flight=in_flight, say=say
                 )

@@ -52,7 +52,8 @@ pools: {{samplers: {{max_sequences: 256}}, learners: {{count: {learners}, ranks:
 tracking: {{mlflow_uri: "{mlflow_uri}"}}
 commits: {{every_steps: {commit_steps}}}
 failures: {{phase_repeats: {phase_repeats}, own_failures: {own_failures}, preemptions: 100, backoff_seconds: 0.2,
-  longest_backoff_seconds: 2, stall_seconds: {stall_seconds}, start_seconds: 120}}
+  longest_backoff_seconds: 2, stall_seconds: {stall_seconds}, start_seconds: 120,
+  grace_seconds: {grace_seconds}}}
 """
 """Small cells of the shipped model, with short limits so that a fault is answered in seconds."""
 
@@ -72,6 +73,7 @@ class GridOptions:
     phase_repeats: int = 10
     own_failures: int = 20
     stall_seconds: float = 10.0
+    grace_seconds: float = 1.5
 
 
 class Site:

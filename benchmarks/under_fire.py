@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from benchmarks.comparison import folder_differences, leftovers, tracking_differences
-from benchmarks.site import How, Running, Site, cells_of, committed_step, state
+from benchmarks.site import How, Running, Site, cells_of, committed_step, controllers_of, state
 from benchmarks.strikes import Kind, NothingToStrike, Strike, Target, strike
 
 DISK_MEGABYTES = 96
@@ -23,6 +24,18 @@ GOING_ON_SECONDS = 300.0
 GRID_SECONDS = 1800.0
 FOR_OPERATORS = (0, 3, 130)
 """Ends of a controller that an operator answers by starting it again; 1 and a signal are looked at more closely."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the run folder stood when a controller had ended."""
+
+    exit_code: int
+    states: dict[str, str]
+    committed: dict[str, int]
+    """By cell, the step that it would resume from."""
+    made: dict[str, int]
+    """By cell, the last step that its last attempt made."""
 
 
 class UnderFire:
@@ -54,6 +67,8 @@ class UnderFire:
         self.starts = 0
         self.faults: list[str] = []
         """Ends of controllers and cells that no strike accounts for."""
+        self.ends: list[End] = []
+        """Ends of controllers before the last one."""
         self._disk = self.run_dir if disk else None
         self._offset_file = site.folder / f"{grid.stem}.offset"
         self._random = random.Random(seed)
@@ -83,6 +98,8 @@ class UnderFire:
         code, output = self.running.process.returncode, self.running.output
         if code == 0 and "MLflow has missed" not in output:
             return True
+        end = _end(code, self.run_dir)
+        self.ends.append(end)
         last = output.strip().splitlines()[-1:] or [""]
         self._say(f"the controller has ended with {code} and is started again ({last[0]})")
         if (code not in FOR_OPERATORS and not self._killed) or "Traceback (most" in output:
@@ -148,12 +165,33 @@ class UnderFire:
             time.sleep(0.1)
         self._wait_for_mending()
 
+    def stop(self) -> None:
+        """Kill what still runs; for a grid that is given up."""
+        for process in controllers_of(self.run_dir):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if not self.running.ended():
+            self.running.process.kill()
+            self.running.process.wait()
+        self._mender.shutdown()
+
     def end(self, reference: Path) -> list[str]:
         """Wait for the run's end; in words what is not as it should be, compared with an undisturbed run."""
         self.wait_for_end()
         found = [*self.faults, *folder_differences(self.run_dir, reference)]
         found += tracking_differences(self.site.mlflow_uri, self.grid.stem, self.run_dir)
         return found + [f"left behind: {left}" for left in leftovers(self.site, self.run_dir)]
+
+
+def _end(exit_code: int, run_dir: Path) -> End:
+    cells = [cell for cell in cells_of(run_dir) if state(run_dir, cell)]
+    steps = {cell: _steps_made(run_dir, cell) for cell in cells}
+    return End(
+        exit_code,
+        states={cell: state(run_dir, cell)["state"] for cell in cells},
+        committed={cell: committed_step(run_dir, cell) for cell in cells},
+        made={cell: made[-1] for cell, made in steps.items() if made},
+    )
 
 
 def _mend(made: Strike, delay: float) -> None:
@@ -179,8 +217,15 @@ def small_disk(folder: Path, megabytes: int = DISK_MEGABYTES) -> Iterator[bool]:
 
 def steps_made(run_dir: Path) -> int:
     """Updates that the attempts at all cells have made, as their logs tell."""
-    return sum(
-        line.rpartition(" ")[0].endswith(" step")
-        for log in run_dir.glob("cells/*/attempts/*/log.txt")
+    return sum(len(_steps_made(run_dir, cell)) for cell in cells_of(run_dir))
+
+
+def _steps_made(run_dir: Path, cell: str) -> list[int]:
+    """The steps of all attempts at a cell, in the order in which they were made."""
+    logs = sorted(run_dir.glob(f"cells/{cell}/attempts/*/log.txt"), key=lambda path: int(path.parent.name))
+    return [
+        int(line.rpartition(" ")[2])
+        for log in logs
         for line in log.read_text().splitlines()
-    )
+        if line.rpartition(" ")[0].endswith(" step")
+    ]

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,8 @@ class CellStore:
         """Force everything under ``path`` to disk, then mark it complete; the marker lists the files and
         their sizes.
         """
-        sizes = checkpoint_folders.sync(path)
+        with self._explained():
+            sizes = checkpoint_folders.sync(path)
         marker = {"version": FORMAT_VERSION, "files": sizes}
         self._files.replace(path / MARKER, (json.dumps(marker, indent=1) + "\n").encode())
 
@@ -204,7 +206,8 @@ class CellStore:
         """
         relative = None
         if checkpoint is not None:
-            self._verify(checkpoint)
+            with self._explained():
+                checkpoint_folders.verify(checkpoint)
             relative = checkpoint.relative_to(self.folder).as_posix()
         history = self._open_history()
         os.fsync(history)
@@ -226,7 +229,8 @@ class CellStore:
         remove_temporaries(self.folder, self._files.epoch, levels=None)
         commit = self.read().commit
         if commit and commit.checkpoint:
-            self._verify(self.folder / commit.checkpoint)
+            with self._explained():
+                checkpoint_folders.verify(self.folder / commit.checkpoint)
         path = self.folder / "history.jsonl"
         committed = read_bytes(path)[: commit.history_bytes] if commit and commit.history_bytes else b""
         rows = committed.count(b"\n")
@@ -347,11 +351,13 @@ class CellStore:
         if self.read().state is State.FINISHED:
             raise RuntimeError(f"{self.cell} is finished; a finished cell is never written again")
 
-    def _verify(self, checkpoint: Path) -> None:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Whoever has taken the lease over sweeps what this writer was at: that is told, not its consequences."""
         try:
-            checkpoint_folders.verify(checkpoint)
-        except StoreDamaged:
-            self._files.fence()  # whoever has taken the lease over swept it: say that, not "damaged"
+            yield
+        except (FileNotFoundError, RuntimeError, StoreDamaged):
+            self._files.fence()
             raise
 
     def _open_history(self) -> int:
