@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 
 from analysis.reading.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
+from benchmarks.comparison import without_measured
 from benchmarks.site import QUICKSTART, GridOptions, Site
 from orchestrator.tracking.mlflow_source import read_experiment
 
@@ -152,10 +153,32 @@ def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> 
     before = {path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()}
     code, output = site.finish(undisturbed)
     assert code == 0, output
-    assert "2 cells, 2 done" in output
+    assert "2 cells, 0 to do" in output
     assert {
         path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()
     } == before
+
+
+def test_a_finished_grid_goes_on_to_a_larger_budget_with_the_same_numbers(
+    site: Site, undisturbed: Path
+) -> None:
+    small = site.write_grid("grown", GridOptions(compute_rollouts=128))
+    code, output = site.run(small).wait()
+    assert code == 0, output
+    grown = site.write_grid("grown", GridOptions(compute_rollouts=256))
+    code, output = site.run(grown).wait()
+    assert code == 0, output
+    for cell, steps in CELLS.items():
+        state = site.state(grown, cell)
+        assert (state["state"], state["attempt"], state["commit"]["step"]) == ("finished", 2, steps // 4)
+        rows, whole = site.history(grown, cell), site.history(undisturbed, cell)
+        # The marks are those of every budget, so the rows are the first ones of the larger run.
+        assert [row["compute_rollouts"] for row in rows] == MARKS[:3]
+        assert [without_measured(row) for row in rows] == [without_measured(row) for row in whole[:3]]
+
+    code, output = site.run(site.write_grid("grown", GridOptions(compute_rollouts=128))).wait()
+    assert code == 2, output
+    assert "compute_rollouts" in output and "256" in output and "128" in output
 
 
 def test_a_grid_that_asks_for_more_than_the_cluster_is_refused_at_once(site: Site) -> None:
