@@ -5,7 +5,6 @@ The fault campaign and the tests of faults share it.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,26 +16,15 @@ from typing import Any, Literal, Self
 
 import psutil
 
-from orchestrator.services.local import LOOPBACK_ONLY, LocalServices, free_port
+from benchmarks.second_node import SecondNode
+from orchestrator.services.local import LocalServices, free_port
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "grids" / "quickstart"
 VALIDATION_PROBLEMS = 64
-SECOND_NODE_ADDRESS = "127.0.0.2"
-NODE_TRIES = 4
 POLL_SECONDS = 0.02
 How = Literal["job", "direct"]
 """A Ray job, or a process of this machine."""
-START_NODE = f"""
-import os
-from ray._private import services
-from ray.scripts.scripts import main
-services.resolve_ip_for_localhost = lambda host: host
-os.environ |= {LOOPBACK_ONLY}
-main()
-"""
-"""``ray start`` of a node that joins a head on loopback, whose address Ray would replace by the machine's outer one."""
-
 GRID = """
 name: {name}
 model: {{path: {model}}}
@@ -203,6 +191,67 @@ class Site:
         return self.submit(grid).wait(timeout)
 
     def history(self, grid: Path, cell: str) -> list[dict[str, Any]]:
+        """A cell's rows."""
+        return history(self.run_dir(grid), cell)
+
+    def state(self, grid: Path, cell: str) -> dict[str, Any]:
+        """A cell's state; empty before there is one."""
+        return state(self.run_dir(grid), cell)
+
+    def committed_step(self, grid: Path, cell: str) -> int:
+        """The step that a cell would resume from."""
+        return committed_step(self.run_dir(grid), cell)
+
+
+class Running:
+    """A started command."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, how: How) -> None:
+        self.process, self.log, self.how = process, log, how
+        self.jumping = False
+        """Whether its clock can be made to jump."""
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def job_id(self) -> str | None:
+        """The Ray job that it follows, once it is submitted."""
+        for line in self.output.splitlines():
+            if line.startswith("submitted "):
+                return line.split()[1]
+        return None
+
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def wait(self, timeout: float = 600) -> tuple[int, str]:
+        """(exit code, output) once it has ended."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        return code, self.output
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float = 300) -> None:
+        """Wait for a condition, which must come true before the command ends."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.ended():
+                if condition():
+                    return
+                raise AssertionError(f"ended with {self.process.returncode}:\n{self.output}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited for {timeout} s:\n{self.output}")
+            time.sleep(POLL_SECONDS)
+
+
+def history(self, grid: Path, cell: str) -> list[dict[str, Any]]:
         """A cell's rows."""
         return history(self.run_dir(grid), cell)
 

@@ -7,7 +7,7 @@ NAMED_PROBLEMS = 3
 
 
 async def isolate(fails: Callable[[Sequence[int]], Awaitable[bool]], count: int) -> list[int]:
-    """Positions (of ``count``) that fail on their own and without which the rest succeeds, found by halving.
+    """Positions (of ``count``) that fail on their own, found by halving.
 
     Empty where no few problems are to blame: everything fails, or several only together. Costs up to ``2 log2(count) + 1``
     trials for each problem found.
@@ -21,7 +21,8 @@ async def isolate(fails: Callable[[Sequence[int]], Awaitable[bool]], count: int)
     while len(found) < NAMED_PROBLEMS:
         position = await _halve(fails, rest)
         if position is None:
-            return []
+            # What else fails does so only together, or by chance; what was found fails on its own.
+            return sorted(found)
         found.append(position)
         rest.remove(position)
         if not rest or not await fails(rest):

@@ -126,7 +126,7 @@ def poisoned(site: Site) -> tuple[Path, str, int]:
     train = site.folder / "poisoned.jsonl"
     train.write_text("\n".join(problems) + "\n")
     options = GridOptions(
-        model=model, train=train, compute_rollouts=256, learners=1, ranks=2, phase_repeats=0
+        model=model, train=train, compute_rollouts=256, learners=1, ranks=2, phase_repeats=0, stall_seconds=60
     )
     return site.write_grid("poisoned", options), "bp8-n4-s0", poison + 1
 

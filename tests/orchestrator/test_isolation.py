@@ -49,3 +49,8 @@ def test_nothing_is_blamed_where_problems_fail_only_together() -> None:
 def test_a_batch_of_one_problem_has_nothing_to_be_told_apart_from() -> None:
     _, fails = trial_of({0})
     assert asyncio.run(isolate(fails, 1)) == []
+
+
+def test_a_problem_that_fails_alone_is_named_though_others_fail_together() -> None:
+    _, fails = trial_of({5}, together={3, 12})
+    assert asyncio.run(isolate(fails, 16)) == [5]
