@@ -103,6 +103,15 @@ def test_a_folder_whose_launcher_still_runs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+def test_of_two_launchers_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+    """Both would initialise MLflow's empty database, which fails for one of them."""
+    first, second = (LocalServices(tmp_path, mlflow_port=free_port()) for _ in range(2))
+    first._ray_temp_dir = second._ray_temp_dir = tmp_path / "ray"
+    first._claim()
+    with pytest.raises(UserError, match=r"services\.json: another launcher"):
+        second._claim()
+
+
 def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     with services:
