@@ -44,7 +44,7 @@ def status(
     if watch:
         watch_status(view, every)
     else:
-        view.show()
+        view.show(view.watch().look())
 
 
 def explain(run: RunPath, cell: CellArgument, format_: FormatOption = Format.TABLE) -> None:

@@ -10,6 +10,7 @@ from orchestrator.clock import Clock
 from orchestrator.control.layout import layout_changes
 from orchestrator.control.phases import Phases, Stopped, training_batch
 from orchestrator.control.progress import Progress, accelerator_seconds, divergence
+from orchestrator.failures.faults import Phase
 from orchestrator.pools.agreement import require_agreement
 from orchestrator.pools.learner_group import LearnerGroup
 from orchestrator.pools.shared_pool import Ref
@@ -32,11 +33,16 @@ class Listener(Protocol):
 async def whole(writing: Coroutine[Any, Any, T]) -> T:
     """Let a write to the store end before a cancellation goes on: the store is for one thread at a time."""
     task = asyncio.ensure_future(writing)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        # What the write itself ended with matters no more, but is not lost.
+        raise cancelled from task.exception()
+    return task.result()
 
 
 class CellRun:
@@ -96,7 +102,7 @@ class CellRun:
                 await whole(asyncio.to_thread(store.set_state, State.RUNNING, deviations=deviations))
                 store.log(f"no longer bit for bit: {note}")
         self._committed_at = self._clock.monotonic()
-        self.phase = "taking up its commit"
+        self.phase = str(Phase.TAKING_UP)
         version = f"{self._cell.id}/attempt-{state.attempt}/step-{self._progress.step}"
         return await self._learner.begin_cell(version, checkpoint)
 
@@ -113,13 +119,14 @@ class CellRun:
                 self._spec.pools, metrics["seconds_sampling"], metrics["seconds_learning"]
             )
             progress.add_step(metrics, tokens, seconds)
+            diverged = divergence(metrics, progress, self._spec.failures.collapsed_steps)
+            if diverged:
+                # Before anything that can be stopped: a commit of this step would forget it.
+                raise Diverged(f"step {step}: {diverged}")
             self._listener.step(cell, step)
             await whole(asyncio.to_thread(self._store.log, f"step {step}"))
             if self._owes_row():
                 await self._record(weights)
-            diverged = divergence(metrics, progress, self._spec.failures.collapsed_steps)
-            if diverged:
-                raise Diverged(f"step {step}: {diverged}")
             if step < cell.update_steps and self._commit_is_due():
                 await whole(self._commit(State.RUNNING))
         await whole(self._commit(State.FINISHED))
@@ -138,14 +145,14 @@ class CellRun:
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
-        self.phase = f"sampling of step {step}"
+        self.phase = f"{Phase.SAMPLING} of step {step}"
         rollouts, seconds_sampling = await self._phases.sample(batch, weights)
-        self.phase = f"grading of step {step}"
+        self.phase = f"{Phase.GRADING} of step {step}"
         rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
-        self.phase = f"learning of step {step}"
+        self.phase = f"{Phase.LEARNING} of step {step}"
         metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards)
         metrics |= {
             "verifier_failures": float(failures),
@@ -185,7 +192,7 @@ class CellRun:
 
     async def _commit(self, state: State) -> None:
         progress, store = self._progress, self._store
-        self.phase = f"commit of step {progress.step}"
+        self.phase = f"{Phase.COMMITTING} of step {progress.step}"
         folder: Path = await asyncio.to_thread(store.begin_checkpoint, progress.step)
         try:
             await self._learner.save(folder)

@@ -23,10 +23,11 @@ from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.store import requests
 from orchestrator.store.lease import LeaseLost
-from orchestrator.store.run_store import CellStore, RunStore, State, StoreDamaged
-from orchestrator.tracking.tracked_rows import cell_parameters, tracked_rows
+from orchestrator.store.run_store import CellState, CellStore, RunStore, State, StoreDamaged
+from orchestrator.tracking.tracked_rows import cell_parameters, restore_tracking, tracked_rows
 from orchestrator.tracking.tracker import Tracker
 
+FINISHED = AttemptEnd(State.FINISHED, "finished")
 REQUESTS_POLL_SECONDS = 1.0
 IDLE_POLL_SECONDS = 0.1
 """How often a group without a cell looks whether one has come back."""
@@ -53,6 +54,8 @@ class Controller:
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Event] = {}
         """Cells in flight, with what tells each to stop."""
+        self._cancelling: set[str] = set()
+        """Cells in flight that an operator has asked to cancel."""
         self._draining = False
 
     async def run(self, cells: Sequence[Cell], grid: Sequence[Cell]) -> None:
@@ -71,15 +74,18 @@ class Controller:
         self.console.say(
             f"starting samplers: {samplers}, learner groups: {groups} (engines take a while to load)"
         )
+        by_id = {cell.id: cell for cell in grid}
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
             await Preparation(self.spec, self.data, pools, self.run_store, self._supervision).run()
             self._queue.extend(cells)
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(self._answer_requests(grid))
+                asking = group.create_task(self._answer_requests(by_id))
                 serving = [group.create_task(self._serve(learner, pools)) for learner in pools.learners]
                 await asyncio.wait(serving)
                 asking.cancel()
+            # A cell whose stop ended the last attempt is still to be marked as cancelled.
+            await self._answer_pending(by_id)
         except BaseExceptionGroup as errors:
             # The first one stopped the others.
             raise errors.exceptions[0] from None
@@ -102,8 +108,10 @@ class Controller:
             if learner.broken and self._work_is_left():
                 try:
                     await learner.open()
+                except LeaseLost:
+                    raise
                 except Exception as error:
-                    self._give_up(learner, pools, error)
+                    await self._give_up(learner, pools, error)
                     return
             cell = await self._next_cell()
             if cell is None:
@@ -116,8 +124,10 @@ class Controller:
             finally:
                 del self._running[cell.id]
 
-    def _give_up(self, learner: LearnerGroup, pools: Pools, error: Exception) -> None:
+    async def _give_up(self, learner: LearnerGroup, pools: Pools, error: Exception) -> None:
         pools.learners.remove(learner)
+        for member in learner.members:
+            await member.end()  # what it holds of the cluster is for others
         reason = classify(error).reason
         self.console.say(f"a learner group is given up, {len(pools.learners)} are left: {reason}")
         if not pools.learners:
@@ -158,19 +168,22 @@ class Controller:
                 self.tracker.row(cell.id, row)
             await run.run()
         except Stopped:
-            self._end(cell, store, self._stopped())
-        except asyncio.CancelledError:
-            if store.read().state is not State.FINISHED:
-                self._end(cell, store, self._stopped())
+            self._end(cell, store, self._stopped(cell))
+        except (asyncio.CancelledError, PoolLost):
+            finished = store.read().state is State.FINISHED
+            self._end(cell, store, FINISHED if finished else self._stopped(cell))
             raise
         except LeaseLost:
             raise
         except Exception as error:
             self._failed(cell, store, error, run.phase)
         else:
-            self._end(cell, store, AttemptEnd(State.FINISHED, "finished"))
+            self._end(cell, store, FINISHED)
 
-    def _stopped(self) -> AttemptEnd:
+    def _stopped(self, cell: Cell) -> AttemptEnd:
+        if cell.id in self._cancelling:
+            # The request itself, which says who asked, is answered once the attempt has ended.
+            return AttemptEnd(State.PAUSED, "cancelled", "to be cancelled")
         return AttemptEnd(State.PAUSED, "paused", "interrupted; continues at the next run")
 
     def _failed(self, cell: Cell, store: CellStore, error: Exception, phase: str) -> None:
@@ -222,34 +235,46 @@ class Controller:
 
     # Operators
 
-    async def _answer_requests(self, grid: Sequence[Cell]) -> None:
-        """Answer what operators ask while the grid runs."""
-        cells = {cell.id: cell for cell in grid}
+    async def _answer_requests(self, cells: dict[str, Cell]) -> None:
+        """Answer what operators ask for as long as the grid runs."""
         while True:
             await asyncio.sleep(REQUESTS_POLL_SECONDS)
-            for path, request in await asyncio.to_thread(requests.pending, self.run_store.run_dir):
-                stop = self._running.get(request.cell)
-                if stop is not None and request.action == "cancel":
-                    stop.set()
-                    while request.cell in self._running:
-                        await asyncio.sleep(IDLE_POLL_SECONDS)
-                try:
-                    self.console.say(requests.apply(self.run_store, path, request))
-                    self._follow(request.cell, cells)
-                except StoreDamaged as error:
-                    self.console.say(requests.set_aside(path, str(error)))
+            await self._answer_pending(cells)
 
-    def _follow(self, cell_id: str, cells: dict[str, Cell]) -> None:
-        """Bring the queue in line with a state that an operator has changed."""
-        state = self.run_store.cell(cell_id).read()
-        known = {cell.id for cell in self._queue} | self._delayed.keys() | self._running.keys()
+    async def _answer_pending(self, cells: dict[str, Cell]) -> None:
+        for path, request in await asyncio.to_thread(requests.pending, self.run_store.run_dir):
+            stop = self._running.get(request.cell)
+            if stop is not None and request.action == "cancel":
+                self._cancelling.add(request.cell)
+                stop.set()
+                while request.cell in self._running:
+                    await asyncio.sleep(IDLE_POLL_SECONDS)
+            try:
+                before = self.run_store.cell(request.cell).read()
+                self.console.say(requests.apply(self.run_store, path, request))
+                after = self.run_store.cell(request.cell).read()
+            except StoreDamaged as error:
+                self.console.say(requests.set_aside(path, str(error)))
+            except OSError as error:
+                if not is_storage_full(error):
+                    raise
+                self.console.say(f"the storage is full, {request.action} {request.cell} waits")
+            else:
+                if after != before:
+                    self._follow(after, cells)
+
+    def _follow(self, state: CellState, cells: dict[str, Cell]) -> None:
+        """Bring the queue, and MLflow, in line with a state that an operator has changed."""
+        if state.cell not in cells:
+            return
         if state.state is State.CANCELLED:
-            self._queue = deque(cell for cell in self._queue if cell.id != cell_id)
-            if cell_id in self._delayed:
-                self._delayed.pop(cell_id).cancel()
-            self.tracker.cell_ended(cell_id, state.state, state.reason)
-        elif state.state is State.PENDING and cell_id in cells and cell_id not in known:
-            self._queue.append(cells[cell_id])
+            self._cancelling.discard(state.cell)
+            self._queue = deque(cell for cell in self._queue if cell.id != state.cell)
+            if state.cell in self._delayed:
+                self._delayed.pop(state.cell).cancel()
+            restore_tracking(self.tracker, self.run_store, [cells[state.cell]], {state.cell: state})
+        else:
+            self._queue.append(cells[state.cell])
 
     # cell_run.Listener
 

@@ -14,7 +14,7 @@ from orchestrator.failures.decisions import Action, Decision, decide
 from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProblems, classify
 from orchestrator.failures.isolation import isolate
 from orchestrator.pools.pools import Pools
-from orchestrator.pools.shared_pool import Ref
+from orchestrator.pools.shared_pool import PoolLost, Ref
 from orchestrator.store.cell_state import CellState
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices
@@ -100,7 +100,7 @@ class Phases:
         """
         try:
             return await self._repeating(Phase.SAMPLING, lambda: self._sampled(batch.request, weights))
-        except (Stopped, UserError):
+        except (Stopped, PoolLost, UserError):
             raise
         except Exception as error:
             fault = classify(error, Phase.SAMPLING)
@@ -145,7 +145,7 @@ class Phases:
     async def _fails(self, request: SamplingRequest, weights: Ref) -> bool:
         try:
             await self._unless_stopped(self._sampled(request, weights))
-        except Stopped:
+        except (Stopped, PoolLost):
             raise
         except Exception as error:
             if classify(error).kind is FaultKind.PREEMPTED:
@@ -158,7 +158,7 @@ class Phases:
         while True:
             try:
                 return await self._unless_stopped(call())
-            except Stopped:
+            except (Stopped, PoolLost):
                 raise
             except Exception as error:
                 fault = classify(error, phase)

@@ -1,6 +1,7 @@
 """The ``run`` and ``resume`` commands: take the lease, train what is to be trained, fit the grid."""
 
 import asyncio
+import os
 import signal
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
 from orchestrator.control.selection import Selection, take_up
 from orchestrator.exit_codes import ExitCode
+from orchestrator.failures.faults import is_storage_full
 from orchestrator.pools import cluster, members
 from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
@@ -39,6 +41,8 @@ FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
 INTERRUPTED_FLUSH_SECONDS = 0.8
 """The same when told to stop: Ray kills a stopped job after 3 seconds, of which the cells have had most."""
+STUCK_SECONDS = 5.0
+"""How long a cancelled run may take to end, beyond the grace time, before the process is ended."""
 SHOWN_CELLS = 20
 """Unfinished cells that the end of a run tells of one by one; ``status`` shows all."""
 
@@ -70,17 +74,19 @@ def resume_run(
 
 
 def _interruptible(command: Callable[[], ExitCode]) -> ExitCode:
-    """A command that SIGTERM interrupts as Ctrl-C does: what it holds is let go of on the way out."""
-    _make_sigterm_interrupt()
+    """A command that SIGTERM interrupts as Ctrl-C does, and that full storage ends in words."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return command()
     except KeyboardInterrupt:
         print("interrupted; the same command continues", flush=True)
         return ExitCode.INTERRUPTED
-
-
-def _make_sigterm_interrupt() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except OSError as error:
+        if not is_storage_full(error):
+            raise
+        print(f"broken off: the storage is full ({error}); the same command continues", flush=True)
+        return ExitCode.UNFINISHED
 
 
 def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> ExitCode:
@@ -96,26 +102,37 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
     run_store = RunStore.open(run_dir, data.identity, resolved)
     with Lease.acquire(run_store.lease_dir, holder(), LEASE_SECONDS, clock.monotonic) as lease:
         run_store.hold(lease.epoch, lease.check, spec.commits.keep)
-        run_store.update_resolved(resolved)
+        _pause_interrupted(run_store)
         for path, request in requests.pending(run_dir):
             console.say(requests.apply(run_store, path, request))
         states = run_store.states()
         to_do = take_up(cells, states, selection)
-        states |= _prepare(run_store, to_do, states, selection)
         console.say(f"{run_dir}: {len(cells)} cells, {len(to_do)} to do")
         if to_do:
             _connect(spec, console)
-            for member in members.sweep(run_dir, lease.epoch):
-                console.say(f"ended what an earlier controller left: {member.role}, process {member.pid}")
+        for member in members.sweep(run_dir, lease.epoch):
+            console.say(f"ended what an earlier controller left: {member.role}, process {member.pid}")
         ledger = Ledger.open(run_dir, lease.epoch, lease.check)
         tracker = Tracker.connect(
             spec.tracking.mlflow_uri, spec.name, run_store.resolved["run_id"], run_dir.name, ledger
         )
         if tracker.away:
             console.say(tracker.away)
+        # Only now: what was refused so far has changed nothing.
+        run_store.update_resolved(resolved)
+        states |= _prepare(run_store, to_do, states, selection)
         supervision = Supervision(run_dir, lease.epoch, lease.check, spec.failures, clock, console.say)
         controller = Controller(spec, data, run_store, tracker, console, supervision)
         return _run_held(cells, to_do, states, controller, lease)
+
+
+def _pause_interrupted(run_store: RunStore) -> None:
+    """Cells that a killed controller left running are no longer: nobody trains them."""
+    for cell_id, state in run_store.states().items():
+        if state.state is State.RUNNING:
+            run_store.cell(cell_id).set_state(
+                State.PAUSED, "its controller was killed; continues at the next run"
+            )
 
 
 def _prepare(
@@ -194,12 +211,19 @@ def _run_held(
 
 
 def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: Lease) -> None:
-    """Run the controller's coroutine. SIGINT and SIGTERM drain it, and cancel it after the grace time or at the second one.
+    """Run the controller's coroutine. The first SIGINT or SIGTERM drains it, and cancels it after the grace time.
+
+    A second signal, or a cancellation that a stuck write holds up, ends the process at once: the run folder is whole at any
+    instant, and the next start cleans up.
 
     Raises:
         asyncio.CancelledError: it was told to stop.
         LeaseLost: another controller has taken over.
     """
+
+    def end_at_once() -> None:
+        lease.release()
+        os._exit(ExitCode.INTERRUPTED)
 
     async def cancel_when_lost(task: asyncio.Task[None]) -> None:
         while not lease.lost.is_set():
@@ -214,14 +238,16 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
         def stop() -> None:
             nonlocal told
             if told:
-                task.cancel()
-                return
+                end_at_once()
             told = True
             controller.drain()
-            loop.call_later(controller.spec.failures.grace_seconds, task.cancel)
+            grace = controller.spec.failures.grace_seconds
+            loop.call_later(grace, task.cancel)
+            loop.call_later(grace + STUCK_SECONDS, end_at_once)
 
+        # Python's own handlers, which no end of the event loop takes away: a signal in between would kill the process.
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
         watch = asyncio.create_task(cancel_when_lost(task))
         try:
             await controller.run(to_do, grid)
@@ -230,13 +256,12 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
             raise
         finally:
             watch.cancel()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, (lambda *_: end_at_once()) if told else signal.default_int_handler)
         if told:
             raise asyncio.CancelledError
 
-    try:
-        asyncio.run(stoppable())
-    finally:
-        _make_sigterm_interrupt()  # the event loop has put the system's handler in its place
+    asyncio.run(stoppable())
 
 
 def _say_end(cells: list[Cell], run_store: RunStore, console: Console) -> ExitCode:

@@ -34,7 +34,7 @@ class Phase(StrEnum):
     SAMPLING = "sampling"
     GRADING = "grading"
     LEARNING = "learning"
-    COMMITTING = "committing"
+    COMMITTING = "commit"
     TAKING_UP = "taking up its commit"
 
 

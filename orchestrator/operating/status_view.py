@@ -36,10 +36,13 @@ class StatusView:
         rows = status_rows(RunStore.existing(self.run_dir))
         return chosen_rows(rows, self.states, self.sort, self.descending), counts_line(rows)
 
-    def show(self, holder: LeaseRecord | None = None) -> None:
-        """Print it once. ``holder``: who holds the run, looked up when None."""
+    def watch(self) -> HolderWatch:
+        """Who holds the run, to be looked at."""
+        return HolderWatch(RunStore.existing(self.run_dir).lease_dir)
+
+    def show(self, holder: LeaseRecord | None) -> None:
+        """Print it once. ``holder``: who holds the run."""
         rows, counts = self.read()
-        holder = holder or HolderWatch(RunStore.existing(self.run_dir).lease_dir).look()
         print_rows(rows, self.format_)
         notes = sys.stdout if self.format_ is Format.TABLE else sys.stderr
         print(f"{counts}; {holder_line(holder)}", file=notes, flush=True)
@@ -48,7 +51,7 @@ class StatusView:
 def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until nobody holds it: in place on a terminal, one block after the other elsewhere."""
     console = make_console()
-    watch = HolderWatch(RunStore.existing(view.run_dir).lease_dir)
+    watch = view.watch()
     try:
         if view.format_ is Format.TABLE and console.is_terminal:
             with rich.live.Live(console=console, auto_refresh=False) as live:

@@ -33,6 +33,10 @@ def connect() -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(f"no Ray cluster answers at {address} ({error}), it may be stale; {mend}") from error
+    if host in ("127.0.0.1", "localhost"):
+        # A head on loopback: Ray would look for it at the machine's outer address, for many minutes. Its constant is read
+        # from RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, which is too late here.
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     # An error of an actor is reported by whoever awaits it; Ray would print it once more.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     try:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.processes import find
-from orchestrator.store.files import make_folder, read_bytes, sync_folder, write_all
+from orchestrator.store.files import append_all, make_folder, read_bytes, sync_folder
 from orchestrator.store.lease import read_record
 
 RUN_VARIABLE = "ISOCOMPUTE_RUN_DIR"
@@ -77,7 +77,7 @@ def record(run_dir: Path, epoch: int, member: Member, fence: Callable[[], None])
     new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        write_all(descriptor, (json.dumps(asdict(member)) + "\n").encode())
+        append_all(descriptor, (json.dumps(asdict(member)) + "\n").encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

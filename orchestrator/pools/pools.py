@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 from grids.spec import GridSpec
 from orchestrator.pools.actors import WATCH_GROUP, GraderActor, LearnerActor, SamplerActor
 from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.members import RUN_VARIABLE
 from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of
 from workers.learner import LearnerSettings
@@ -36,7 +37,7 @@ class Pools:
 def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) -> Pools:
     """The pools of a grid, nothing of them started yet."""
     sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners
-    variables = {"ISOCOMPUTE_RUN_DIR": str(supervision.run_dir)}
+    variables = {RUN_VARIABLE: str(supervision.run_dir)}
     sampler_class = _remote(SamplerActor, sampler_spec.cpus, sampler_spec.gpus, variables | _threads(1))
     learner_class = _remote(
         LearnerActor, learner_spec.cpus, learner_spec.gpus, variables | _threads(learner_spec.cpus)

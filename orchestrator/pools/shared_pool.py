@@ -29,7 +29,7 @@ class SharedPool:
         self._supervision = supervision
         self._free: asyncio.Queue[PoolMember] = asyncio.Queue()
         self._replacements: set[asyncio.Task[None]] = set()
-        self._given_up = 0
+        self._given_up: list[PoolMember] = []
         self._lost = asyncio.Event()
         self._fault: Exception | None = None
 
@@ -71,6 +71,8 @@ class SharedPool:
         member = await self._take()
         while wanted is not None and member is not wanted:
             self._free.put_nowait(member)
+            if wanted in self._given_up:
+                raise PoolLost(f"{wanted.role} cannot be started: {self._fault}")
             await asyncio.sleep(WANTED_MEMBER_POLL_SECONDS)
             member = await self._take()
         try:
@@ -96,10 +98,14 @@ class SharedPool:
             raise PoolLost(
                 f"no {self.members[0].role.split()[0]} can be started: {self._fault}"
             ) from self._fault
+        except asyncio.CancelledError:
+            if waiting.done():
+                # It got one in the very moment that its caller gave up.
+                self._free.put_nowait(waiting.result())
+            raise
         finally:
             lost.cancel()
-            if not waiting.done():
-                waiting.cancel()
+            waiting.cancel()
 
     def _replace(self, member: PoolMember) -> None:
         task = asyncio.create_task(self._open_or_give_up(member))
@@ -112,8 +118,8 @@ class SharedPool:
         except Exception as error:
             self._supervision.say(f"{member.role} is given up: {error}")
             self._fault = error
-            self._given_up += 1
-            if self._given_up == len(self.members):
+            self._given_up.append(member)
+            if len(self._given_up) == len(self.members):
                 self._lost.set()
 
     async def _open(self, member: PoolMember) -> None:

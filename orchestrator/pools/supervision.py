@@ -21,6 +21,11 @@ from orchestrator.store.cell_state import CellState
 
 T = TypeVar("T")
 
+FULL_STORAGE_SECONDS = 10.0
+"""How often a member that could not be recorded on a full disk is started again."""
+PLACE_SECONDS = 30.0
+"""How long a member may wait for its place before people are told; told again each time the wait has doubled."""
+
 
 @dataclass(frozen=True)
 class Supervision:
@@ -69,14 +74,28 @@ class PoolMember:
         await self.end()
         self._handle = self._create()
         try:
-            # Waits for its place in the cluster, which has no limit.
-            self._process = await self._handle.identify.remote(self.role)
+            self._process = await self._identity()
         except ray.exceptions.RayActorError as error:
             raise await self.lost(error) from error
         supervision = self._supervision
         await asyncio.to_thread(
             record, supervision.run_dir, supervision.epoch, self._process, supervision.fence
         )
+
+    async def _identity(self) -> Member:
+        """The new actor's process. Waits without limit for its place in the cluster, but not in silence."""
+        asked = asyncio.ensure_future(self.handle.identify.remote(self.role))
+        waited, patience = 0.0, PLACE_SECONDS
+        try:
+            while not (await asyncio.wait({asked}, timeout=patience))[0]:
+                waited += patience
+                patience = waited
+                self._supervision.say(
+                    f"{self.role} has not come up for {waited:.0f} s: the cluster has no place for it, or starts it slowly"
+                )
+            return asked.result()
+        finally:
+            asked.cancel()
 
     async def end(self) -> None:
         """End the actor and its process, also one that no longer listens."""
@@ -157,8 +176,10 @@ async def persistently(
             return await act()
         except Exception as error:
             decision = decide(classify(error), state, policy)
-            if decision.action is not Action.NEW_ATTEMPT:
+            if decision.action not in (Action.NEW_ATTEMPT, Action.PAUSE):
                 raise
             state = replace(state, spent=decision.spent)
-            say(f"{name}: {decision.reason}; tried again in {decision.delay_seconds:.3g} s")
-            await asyncio.sleep(decision.delay_seconds)
+            # Full storage is waited out: cells pause meanwhile, each when it meets it.
+            delay = FULL_STORAGE_SECONDS if decision.action is Action.PAUSE else decision.delay_seconds
+            say(f"{name}: {decision.reason}; tried again in {delay:.3g} s")
+            await asyncio.sleep(delay)

@@ -6,6 +6,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from grids.errors import UserError
 from grids.spec import GridSpec
 from orchestrator.exit_codes import ExitCode
 from orchestrator.services.local import LocalServices
@@ -30,18 +31,20 @@ def run_quickstart(spec: GridSpec, run_dir: Path, dashboard_port: int, mlflow_po
     services = LocalServices(
         run_dir.parent / "services", dashboard_port=dashboard_port, mlflow_port=mlflow_port, cpus=LOGICAL_CPUS
     )
-    print("starting a Ray head and an MLflow server on this machine", flush=True)
+    if dashboard_port == mlflow_port:
+        raise UserError(f"--mlflow-port: {mlflow_port} is the dashboard's port too; choose another one")
     # Told to stop, it stops what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print("starting a Ray head and an MLflow server on this machine", flush=True)
     with services:
         os.environ.update(services.environment())
         spec = spec.model_copy(
             update={"tracking": spec.tracking.model_copy(update={"mlflow_uri": services.mlflow_uri})}
         )
         try:
-            code = submit_grid(spec, run_dir, services.ray_address)
+            code = submit_grid(spec, run_dir, services.ray_address, stop_with_follower=True)
         except KeyboardInterrupt:
-            print("The quickstart stops its services, and with them the job; the same command continues it.")
+            print("the quickstart stops its services; the same command continues it")
             return ExitCode.INTERRUPTED
     command = " ".join(services.mlflow_command())
     print(

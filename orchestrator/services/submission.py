@@ -30,6 +30,8 @@ LEFT_OUT_FOLDERS = {"__pycache__", "quickstart"}
 UPLOAD_LIMIT_BYTES = 100 * 1024**2
 SUBMIT_PATIENCE_SECONDS = 90.0
 RECONNECT_PATIENCE_SECONDS = 60.0
+STOP_PATIENCE_SECONDS = 10.0
+"""Ray kills a job 3 seconds after it was told to stop."""
 KILLED_EXIT_CODE = 131
 """From here on (128 + signal; 130 is the program's own answer to an interruption) a shell says that a signal ended a program."""
 
@@ -52,6 +54,13 @@ class SubmittedJob:
         """The shell command that stops the job."""
         return f"ray job stop --address {self.address} {self.job_id}"
 
+    def stop(self) -> None:
+        """Stops the job, as ``ray job stop`` does, and waits until it has ended."""
+        self.client.stop_job(self.job_id)
+        deadline = time.monotonic() + STOP_PATIENCE_SECONDS
+        while not self.client.get_job_status(self.job_id).is_terminal() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def follow(self, write: Callable[[str], None]) -> str:
         """Passes the job's log to ``write``, in pieces, until it ends; the status it ended with.
 
@@ -59,14 +68,10 @@ class SubmittedJob:
             ``SUCCEEDED``, ``FAILED`` or ``STOPPED``.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the job goes on, and ``write`` was told how to follow and stop it.
+            KeyboardInterrupt: Ctrl-C; the job goes on.
             UserError: contact with the cluster was lost for a minute.
         """
-        try:
-            return asyncio.run(self._follow(write))
-        except KeyboardInterrupt:
-            write(f"\nThe job goes on. Follow it: {self.follow_command}\nStop it:   {self.stop_command}\n")
-            raise
+        return asyncio.run(self._follow(write))
 
     async def _follow(self, write: Callable[[str], None]) -> str:
         import aiohttp
@@ -101,13 +106,16 @@ class SubmittedJob:
             await asyncio.sleep(1.0)
 
 
-def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
+def submit_grid(
+    spec: GridSpec, run_dir: Path, address: str | None, *, stop_with_follower: bool = False
+) -> int:
     """Submits a grid, shows its log until it ends, and returns the exit code of its ``run``.
 
     Args:
         spec: with absolute paths, which the cluster's nodes must see.
         run_dir: absolute, likewise.
         address: the cluster's job API; RAY_ADDRESS when None.
+        stop_with_follower: as in ``submit_and_follow``.
 
     Raises:
         UserError: as in ``submit``, or no address is known.
@@ -115,19 +123,28 @@ def submit_grid(spec: GridSpec, run_dir: Path, address: str | None) -> int:
     name = f"{spec.name}.yaml"
     # JSON is YAML, and has one way to write each number.
     files = {name: json.dumps(dump_grid(spec), indent=1)}
-    return submit_and_follow(["run", name, "--run-dir", str(run_dir)], files, address)
+    arguments = ["run", name, "--run-dir", str(run_dir)]
+    return submit_and_follow(arguments, files, address, stop_with_follower=stop_with_follower)
 
 
-def submit_and_follow(arguments: Sequence[str], files: Mapping[str, str], address: str | None) -> int:
+def submit_and_follow(
+    arguments: Sequence[str],
+    files: Mapping[str, str],
+    address: str | None,
+    *,
+    stop_with_follower: bool = False,
+) -> int:
     """Submits a command of isocompute, shows its log until it ends, and returns its exit code.
 
     Args:
         arguments: of ``python -m orchestrator``, such as ``resume`` and a run's absolute folder.
         files: further files of the job's working directory, name to text.
         address: the cluster's job API; RAY_ADDRESS when None.
+        stop_with_follower: Ctrl-C stops the job too, whose cells commit and pause; otherwise it goes on.
 
     Raises:
         UserError: as in ``submit``, or no address is known.
+        KeyboardInterrupt: Ctrl-C.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
@@ -140,8 +157,23 @@ def submit_and_follow(arguments: Sequence[str], files: Mapping[str, str], addres
             f"http://HOST:8265 (HOST:PORT of a head goes with 'run', 'resume' and RAY_ADDRESS)"
         )
     job = submit(arguments, files, address=address)
-    print(f"submitted {job.job_id} to {address}; it runs on when this command is stopped", flush=True)
-    status = job.follow(lambda piece: print(piece, end="", flush=True))
+    fate = "stops with" if stop_with_follower else "runs on when"
+    print(
+        f"submitted {job.job_id} to {address}; it {fate} this command{'' if stop_with_follower else ' is stopped'}",
+        flush=True,
+    )
+    try:
+        status = job.follow(lambda piece: print(piece, end="", flush=True))
+    except KeyboardInterrupt:
+        if stop_with_follower:
+            print("\nstopping the job; its cells commit what they have and pause", flush=True)
+            job.stop()
+        else:
+            print(
+                f"\nThe job goes on. Follow it: {job.follow_command}\nStop it:   {job.stop_command}",
+                flush=True,
+            )
+        raise
     exit_code = job.client.get_job_info(job.job_id).driver_exit_code
     if exit_code is None or not 0 <= exit_code < KILLED_EXIT_CODE:
         print(f"{job.job_id} was killed ({status.lower()}); the same command continues it", flush=True)

@@ -275,10 +275,11 @@ class CellStore:
     # Attempts
 
     def start_attempt(self) -> CellState:
-        """Restore to the last commit and count one more attempt, with a record of it; the new state (running),
+        """Count one more attempt, with a record of it, and restore to the last commit; the new state (running),
         whose ``commit`` to resume from.
+
+        In this order, so that what keeps a cell from being restored is on record as an attempt of its own.
         """
-        commit = self.restore()
         state = self.read()
         started = self.write(replace(state, state=State.RUNNING, attempt=state.attempt + 1, reason=None))
         self._attempt = started.attempt
@@ -287,9 +288,10 @@ class CellStore:
                 attempt=started.attempt,
                 epoch=self._files.epoch,
                 started_at=started.updated_at,
-                first_step=(commit.step if commit else 0) + 1,
+                first_step=(state.commit.step if state.commit else 0) + 1,
             )
         )
+        self.restore()
         return started
 
     def end_attempt(

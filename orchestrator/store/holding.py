@@ -18,6 +18,10 @@ def holder() -> str:
     return f"{socket.gethostname()}:{os.getpid()}" + (f" ({job})" if job else "")
 
 
+SILENT_FACTOR = 3.0
+"""A heartbeat older than so many times-to-live is taken for the last one: more than clocks of machines usually differ."""
+
+
 class HolderWatch:
     """Looks at a run's lease again and again. A holder whose heartbeat stands still for its time-to-live is gone."""
 
@@ -37,8 +41,19 @@ class HolderWatch:
         if record is None or record.released:
             return None
         if record != self._seen:
-            self._seen, self._changed_at = record, self._clock()
+            # At the first look, the age of the heartbeat as the storage tells it stands for what was not watched.
+            silent = heartbeat_age(self._lease_dir) if self._seen is None else 0.0
+            self._seen = record
+            self._changed_at = self._clock() - (
+                silent if silent > SILENT_FACTOR * record.time_to_live else 0.0
+            )
         return record if self._clock() - self._changed_at <= record.time_to_live else None
+
+
+def heartbeat_age(lease_dir: Path) -> float:
+    """Seconds since the newest heartbeat, by this machine's clock and the storage's: for people, decisions never rest on it."""
+    beats = [path.stat().st_mtime for path in lease_dir.glob("*.json")]
+    return max(time.time() - max(beats), 0.0) if beats else 0.0
 
 
 def holder_line(record: LeaseRecord | None) -> str:

@@ -141,8 +141,12 @@ class Lease:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with self._lock:
-            self._write(replace(self._record, released=True))
+        try:
+            with self._lock:
+                self._write(replace(self._record, released=True))
+        except OSError as error:
+            # A full disk, say: the next starter waits one time-to-live.
+            log.warning("lease not released: %s", error)
 
     def __enter__(self) -> Self:
         return self.start() if self._thread is None else self
@@ -193,12 +197,15 @@ def _wait_until_free(
 ) -> None:
     """Return when ``epoch`` is released or stood still for a time-to-live; raise LeaseHeld when it moves."""
     first = _read(folder, epoch)
-    started = clock()
+    looked, waited = clock(), 0.0
     if present := _parse(first):
         time_to_live = max(time_to_live, present.time_to_live)
     while True:
-        # The clock is read before the file: the last look lies a full time-to-live after the first.
-        waited = clock() - started
+        # The clock is read before the file: the last look lies a full time-to-live after the first. Between two looks
+        # no more counts than two pauses: a clock that jumps must not take a run from a living holder.
+        now = clock()
+        waited += min(max(now - looked, 0.0), 2 * time_to_live / LOOKS_PER_TIME_TO_LIVE)
+        looked = now
         seen, newest = _read(folder, epoch), _newest_epoch(folder)
         record = _parse(seen)
         if newest > epoch or (seen != first and not (record and record.released)):

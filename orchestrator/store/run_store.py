@@ -213,9 +213,8 @@ class _GridFile:
                 identity = _without_budget(identity)
             return cls(content["resolved"], identity, content.get("submissions", []), version)
         except (FileNotFoundError, NotADirectoryError):
-            raise UserError(
-                f"{run_dir}: not a run folder (it has no grid.yaml); give the folder of a run, or an empty one for a new run"
-            ) from None
+            what = "not a run folder (it has no grid.yaml)" if run_dir.is_dir() else "no such folder"
+            raise UserError(f"{run_dir}: {what}; give the folder of a run, such as runs/quickstart") from None
         except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreDamaged(
                 f"{path}: not a run's grid.yaml; put it back, or choose another --run-dir"

@@ -151,11 +151,11 @@ def test_watching_ends_when_nobody_holds_the_run(run_dir: Path, capsys: pytest.C
 
 
 def test_the_three_formats_hold_the_same(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    StatusView(run_dir, sort="step", format_=Format.JSON).show()
+    StatusView(run_dir, sort="step", format_=Format.JSON).show(None)
     from_json = json.loads(capsys.readouterr().out)
-    StatusView(run_dir, sort="step", format_=Format.CSV).show()
+    StatusView(run_dir, sort="step", format_=Format.CSV).show(None)
     from_csv = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    StatusView(run_dir, sort="step").show()
+    StatusView(run_dir, sort="step").show(None)
     lines = capsys.readouterr().out.splitlines()
     assert [row["cell"] for row in from_json] == [row["cell"] for row in from_csv]
     assert [line.split()[0] for line in lines] == ["cell", *(row["cell"] for row in from_json), "4"]
