@@ -43,7 +43,7 @@ UNSTEADY_COLUMNS = ("seconds_evaluating", "logged_at_ms")
 
 @dataclass(frozen=True)
 class Call:
-    """A call that has reached the cluster: of ``cell`` (``base`` and ``probe-...`` of the start-up), on weights after ``step`` steps.
+    """A call that has reached the cluster: of ``cell`` (``base`` and ``probe-...`` at the start), on weights after ``step`` steps.
 
     An update and a save are of the step that they make and keep.
     """
@@ -104,6 +104,10 @@ class StandInCluster:
         self.ratios = dict(ratios or {})
         """Importance ratios other than 1, by cell and step."""
         self.calls: Counter[Call] = Counter()
+        self.reached = 0
+        """Calls so far."""
+        self.first: dict[str, int] = {}
+        """Which call, from 0, was the first one of each cell."""
         self.groups: list[StandInGroup] = []
 
     def pools(self, spec: GridSpec) -> Pools:
@@ -116,6 +120,8 @@ class StandInCluster:
         made = rest.rpartition("step-")[2]
         call = Call(method, cell, int(made) if step is None and made.isdecimal() else step or 0, role)
         self.calls[call] += 1
+        self.first.setdefault(cell, self.reached)
+        self.reached += 1
         await asyncio.sleep(0)
         if self.act is not None:
             await self.act(call)
@@ -306,7 +312,7 @@ class Trial:
         make_run(run_dir, spec)
         self.tracker, self.console = StandInTracker(), RecordingConsole()
         self.cluster = StandInCluster()
-        monkeypatch.setattr(controller_module, "make_pools", lambda spec, *_: self.cluster.pools(spec))
+        self._monkeypatch = monkeypatch
 
     def start(self, cluster: StandInCluster | None = None, beside: Awaitable[None] | None = None) -> None:
         """A run from its start to its end, as the command does it; ``beside`` goes on at the same time."""
@@ -320,6 +326,7 @@ class Trial:
         """A controller under a lease of its own, and the cells that it is to train."""
         self.cluster = cluster or StandInCluster()
         self.tracker, self.console = StandInTracker(), RecordingConsole()
+        self._monkeypatch.setattr(controller_module, "make_pools", lambda spec, *_: self.cluster.pools(spec))
         store = RunStore.existing(self.run_dir)
         with Lease.acquire(store.lease_dir, "test", time_to_live=60.0) as lease:
             store.hold(lease.epoch, lease.check, self.spec.commits.keep)
@@ -367,6 +374,17 @@ class Trial:
     def committed_step(self, cell: str) -> int:
         commit = self.state(cell).commit
         return commit.step if commit else 0
+
+    def results(self) -> dict[str, tuple[State, str | None, list[dict[str, Any]]]]:
+        """What every cell has come to, whatever happened on the way: state, weights of a finished cell, rows."""
+        rows, store, found = self.rows(), RunStore.existing(self.run_dir), {}
+        for cell in self.cells:
+            state = self.state(cell)
+            weights = None
+            if state.state is State.FINISHED and state.commit and state.commit.checkpoint:
+                weights = (store.cell(cell).folder / state.commit.checkpoint / "weights").read_text()
+            found[cell] = (state.state, weights, rows[cell])
+        return found
 
 
 def short(cell: str) -> str:
