@@ -120,7 +120,7 @@ def poisoned(site: Site) -> tuple[Path, str, int]:
     problems = (QUICKSTART / "easy_train.jsonl").read_text().splitlines()
     order = [int(index) for step in range(1, 9) for index in batch_indices(0, step, 8, len(problems))]
     # With 256 rollouts of 8 problems a step, n = 8 makes 4 steps and n = 4 makes 8: the second half is seen by n = 4 alone.
-    (poison, *_) = [index for index in order[32:40] if index not in evenly_spaced(10, len(problems))]
+    (*_, poison) = [index for index in order[32:40] if index not in evenly_spaced(10, len(problems))]
     problem = json.loads(problems[poison])
     problems[poison] = json.dumps(problem | {"prompt": problem["prompt"].replace("+", f"+{POISON}")})
     train = site.folder / "poisoned.jsonl"

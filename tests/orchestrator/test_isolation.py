@@ -27,7 +27,7 @@ def test_a_single_problem_is_found_wherever_it_stands_in_few_trials(count: int) 
     for position in range(count):
         tried, fails = trial_of({position})
         assert asyncio.run(isolate(fails, count)) == [position]
-        assert len(tried) <= 2 * count.bit_length() + 1
+        assert len(tried) <= count.bit_length() + 2
 
 
 def test_two_and_three_problems_are_found_together() -> None:
