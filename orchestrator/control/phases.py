@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from grids.errors import UserError
@@ -144,7 +145,7 @@ class Phases:
 
     async def _fails(self, request: SamplingRequest, weights: Ref) -> bool:
         try:
-            await self._unless_stopped(self._sampled(request, weights))
+            await self._unless_stopped(lambda: self._sampled(request, weights))
         except (Stopped, PoolLost):
             raise
         except Exception as error:
@@ -157,7 +158,7 @@ class Phases:
         repeats = 0
         while True:
             try:
-                return await self._unless_stopped(call())
+                return await self._unless_stopped(call)
             except (Stopped, PoolLost):
                 raise
             except Exception as error:
@@ -166,12 +167,14 @@ class Phases:
                 if decision.action is not Action.REPEAT_PHASE:
                     raise
             self.repeated(fault, decision)
-            await self._unless_stopped(asyncio.sleep(decision.delay_seconds))
+            await self._unless_stopped(partial(asyncio.sleep, decision.delay_seconds))
             repeats += 1
 
-    async def _unless_stopped(self, phase: Awaitable[T]) -> T:
-        """The phase's result; when told to stop it is given up, since nothing of it would be kept."""
-        work = asyncio.ensure_future(phase)
+    async def _unless_stopped(self, phase: Callable[[], Awaitable[T]]) -> T:
+        """The phase's result; when told to stop it is given up, or not begun, since nothing of it would be kept."""
+        if self.stop.is_set():
+            raise Stopped
+        work = asyncio.ensure_future(phase())
         stop = asyncio.ensure_future(self.stop.wait())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)

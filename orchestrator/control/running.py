@@ -222,8 +222,10 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
     """
 
     def end_at_once() -> None:
-        lease.release()
-        os._exit(ExitCode.INTERRUPTED)
+        try:
+            lease.release()
+        finally:
+            os._exit(ExitCode.INTERRUPTED)
 
     async def cancel_when_lost(task: asyncio.Task[None]) -> None:
         while not lease.lost.is_set():
@@ -235,19 +237,22 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
         task = cast("asyncio.Task[None]", asyncio.current_task())
         told = False
 
-        def stop() -> None:
-            nonlocal told
-            if told:
-                end_at_once()
-            told = True
+        def drain() -> None:
             controller.drain()
             grace = controller.spec.failures.grace_seconds
             loop.call_later(grace, task.cancel)
             loop.call_later(grace + STUCK_SECONDS, end_at_once)
 
+        def stop(*_: object) -> None:
+            nonlocal told
+            if told:
+                end_at_once()  # at once also where a write holds up the event loop
+            told = True
+            loop.call_soon_threadsafe(drain)
+
         # Python's own handlers, which no end of the event loop takes away: a signal in between would kill the process.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+            signal.signal(number, stop)
         watch = asyncio.create_task(cancel_when_lost(task))
         try:
             await controller.run(to_do, grid)

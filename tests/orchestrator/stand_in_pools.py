@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from orchestrator.store.cell_state import AttemptRecord, CellState, State
 from orchestrator.store.lease import Lease
 from orchestrator.store.run_store import RunStore
 from orchestrator.tracking.tracker import Tracker
-from tests.orchestrator.small_run import make_run, small_grid
+from tests.orchestrator.small_run import small_grid
 from workers.learner import Diverged, StaleRollouts
 
 FIRST_VALIDATION_PROMPT = 1000
@@ -283,6 +284,7 @@ class RecordingConsole(Console):
         self.said.append(text)
 
 
+@cache
 def trial_grid(
     seeds: int = 1, steps: int = 6, groups: int = 1, commits: int = 2, **failures: Any
 ) -> GridSpec:
@@ -309,15 +311,17 @@ class Trial:
     def __init__(self, run_dir: Path, spec: GridSpec, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run_dir, self.spec = run_dir, spec
         self.cells = {cell.id: cell for cell in expand(spec)}
-        make_run(run_dir, spec)
+        run_dir.mkdir()
+        self.folder = self._store()
+        """For reading."""
         self.tracker, self.console = StandInTracker(), RecordingConsole()
         self.cluster = StandInCluster()
         self._monkeypatch = monkeypatch
 
-    def start(self, cluster: StandInCluster | None = None, beside: Awaitable[None] | None = None) -> None:
-        """A run from its start to its end, as the command does it; ``beside`` goes on at the same time."""
+    def start(self, cluster: StandInCluster | None = None) -> None:
+        """A run from its start to its end, as the command does it."""
         with self.controller(cluster) as (controller, cells):
-            asyncio.run(self._run(controller, cells, beside))
+            asyncio.run(controller.run(cells, list(self.cells.values())))
 
     @contextmanager
     def controller(
@@ -327,7 +331,8 @@ class Trial:
         self.cluster = cluster or StandInCluster()
         self.tracker, self.console = StandInTracker(), RecordingConsole()
         self._monkeypatch.setattr(controller_module, "make_pools", lambda spec, *_: self.cluster.pools(spec))
-        store = RunStore.existing(self.run_dir)
+        self._monkeypatch.setattr(controller_module, "versions", dict)
+        store = self._store()
         with Lease.acquire(store.lease_dir, "test", time_to_live=60.0) as lease:
             store.hold(lease.epoch, lease.check, self.spec.commits.keep)
             states = store.states()
@@ -342,34 +347,25 @@ class Trial:
             self.now = Controller(self.spec, DATA, store, tracker, self.console, supervision)
             yield self.now, cells
 
-    async def _run(self, controller: Controller, cells: list[Cell], beside: Awaitable[None] | None) -> None:
-        running = asyncio.ensure_future(controller.run(cells, list(self.cells.values())))
-        if beside is None:
-            await running
-        else:
-            other = asyncio.ensure_future(beside)
-            await asyncio.wait({running, other}, return_when=asyncio.FIRST_COMPLETED)
-            if other.done():
-                other.result()
-            await running
-            await other
+    def _store(self) -> RunStore:
+        # Without the file of the grid, which the controller leaves to others, and which takes longer to read than all else.
+        return RunStore(self.run_dir, {"run_id": "r", "spec": dump_grid(self.spec)})
 
     # What the folder holds afterwards
 
     def state(self, cell: str) -> CellState:
-        return RunStore.existing(self.run_dir).cell(cell).read()
+        return self.folder.cell(cell).read()
 
     def states(self) -> dict[str, State]:
         """Short name of each cell (``s0``) and its state."""
         return {short(cell): self.state(cell).state for cell in self.cells}
 
     def attempts(self, cell: str) -> list[AttemptRecord]:
-        return RunStore.existing(self.run_dir).cell(cell).attempts()
+        return self.folder.cell(cell).attempts()
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Each cell's rows, without the columns that tell when they were made."""
-        store = RunStore.existing(self.run_dir)
-        return {cell: [steady(row) for row in store.cell(cell).rows()] for cell in self.cells}
+        return {cell: [steady(row) for row in self.folder.cell(cell).rows()] for cell in self.cells}
 
     def committed_step(self, cell: str) -> int:
         commit = self.state(cell).commit
@@ -377,12 +373,12 @@ class Trial:
 
     def results(self) -> dict[str, tuple[State, str | None, list[dict[str, Any]]]]:
         """What every cell has come to, whatever happened on the way: state, weights of a finished cell, rows."""
-        rows, store, found = self.rows(), RunStore.existing(self.run_dir), {}
+        rows, found = self.rows(), {}
         for cell in self.cells:
             state = self.state(cell)
             weights = None
             if state.state is State.FINISHED and state.commit and state.commit.checkpoint:
-                weights = (store.cell(cell).folder / state.commit.checkpoint / "weights").read_text()
+                weights = (self.folder.cell(cell).folder / state.commit.checkpoint / "weights").read_text()
             found[cell] = (state.state, weights, rows[cell])
         return found
 
