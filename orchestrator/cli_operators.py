@@ -31,7 +31,10 @@ FOLLOW_SECONDS = 0.5
 def status(
     run: RunPath,
     state: Annotated[str | None, typer.Option(help="Only these states, such as failed,paused.")] = None,
-    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Order by a column.")] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Order by a column of the table, such as age, C or step."),
+    ] = None,
     descending: Annotated[bool, typer.Option("--descending", help="Largest first.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew until nobody holds the run.")] = False,
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
