@@ -93,9 +93,8 @@ class Say:
         print(f"{time.monotonic() - self._started:7.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def run_campaign(folder: Path, faults: int, seed: int, stall_seconds: float, say: Say) -> Campaign:
+def run_campaign(folder: Path, faults: int, seed: int, options: GridOptions, say: Say) -> Campaign:
     """Strike until ``faults`` faults have come through."""
-    options = replace(OPTIONS, stall_seconds=stall_seconds)
     in_flight = options.learners * options.commit_steps
     campaign = Campaign()
     queue = make_plan(faults, seed)
@@ -205,6 +204,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=50, help="faults that must come through")
     parser.add_argument("--seed", type=int, default=0, help="of the plan")
     parser.add_argument(
+        "--ranks",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="two learner groups of one rank, or one group of two, whose collectives are struck too",
+    )
+    parser.add_argument(
         "--stall-seconds",
         type=float,
         default=10.0,
@@ -217,7 +223,13 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the services end with it
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-campaign-", dir="/tmp"))
-    campaign = run_campaign(folder, arguments.faults, arguments.seed, arguments.stall_seconds, Say())
+    options = replace(
+        OPTIONS,
+        ranks=arguments.ranks,
+        learners=2 // arguments.ranks,
+        stall_seconds=arguments.stall_seconds,
+    )
+    campaign = run_campaign(folder, arguments.faults, arguments.seed, options, Say())
     print(as_json(campaign) if arguments.format == "json" else as_text(campaign))
     if campaign.differences or campaign.struck < arguments.faults:
         return 1

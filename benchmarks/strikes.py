@@ -168,12 +168,14 @@ def _mlflow(target: Target) -> Strike:
 
 
 def _disk_full(target: Target) -> Strike:
-    seen_before = _full_pauses(target.run_dir)
+    def signs() -> int:
+        # On a disk that is full to the last byte not even the end of the attempt can be put on record.
+        return _full_pauses(target.run_dir) + target.running.output.count("storage is full")
+
+    signs_before = signs()
 
     def seen() -> bool:
-        # On a disk that is full to the last byte not even the end of the attempt can be put on record.
-        told = "storage is full" in target.running.output
-        return told or _full_pauses(target.run_dir) > seen_before
+        return signs() > signs_before
 
     if target.disk is None:
         role, learner = _member(target, "learner")

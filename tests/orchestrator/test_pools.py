@@ -52,6 +52,7 @@ def supervision(run_dir: Path, said: list[str]) -> Supervision:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
     ray_cluster: None, spec: GridSpec, tmp_path: Path
 ) -> None:
