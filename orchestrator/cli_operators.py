@@ -218,7 +218,8 @@ def _ask(run: Path, action: Literal["cancel", "retry"], cells: list[str], reset_
     by, at = asking.asker(), time.time()
     refusals = asking.ask(
         run_store,
-        [Request(action, cell.id, reset_budget, by, at) for cell in known],
+        # A microsecond apart, so that they are answered in this order.
+        [Request(action, cell.id, reset_budget, by, at + 1e-6 * i) for i, cell in enumerate(known)],
         lambda line: print(line, flush=True),
     )
     for refusal in refusals:

@@ -61,17 +61,24 @@ class SubmittedJob:
         while not self.client.get_job_status(self.job_id).is_terminal() and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def follow(self, write: Callable[[str], None]) -> str:
+    def follow(self, write: Callable[[str], None], *, goes_on: bool = True) -> str:
         """Passes the job's log to ``write``, in pieces, until it ends; the status it ended with.
 
         Returns:
             ``SUCCEEDED``, ``FAILED`` or ``STOPPED``.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the job goes on.
+            KeyboardInterrupt: Ctrl-C; where the job ``goes_on``, ``write`` was told how to follow and stop it.
             UserError: contact with the cluster was lost for a minute.
         """
-        return asyncio.run(self._follow(write))
+        try:
+            return asyncio.run(self._follow(write))
+        except KeyboardInterrupt:
+            if goes_on:
+                write(
+                    f"\nThe job goes on. Follow it: {self.follow_command}\nStop it:   {self.stop_command}\n"
+                )
+            raise
 
     async def _follow(self, write: Callable[[str], None]) -> str:
         import aiohttp
@@ -163,16 +170,11 @@ def submit_and_follow(
         flush=True,
     )
     try:
-        status = job.follow(lambda piece: print(piece, end="", flush=True))
+        status = job.follow(lambda piece: print(piece, end="", flush=True), goes_on=not stop_with_follower)
     except KeyboardInterrupt:
         if stop_with_follower:
             print("\nstopping the job; its cells commit what they have and pause", flush=True)
             job.stop()
-        else:
-            print(
-                f"\nThe job goes on. Follow it: {job.follow_command}\nStop it:   {job.stop_command}",
-                flush=True,
-            )
         raise
     exit_code = job.client.get_job_info(job.job_id).driver_exit_code
     if exit_code is None or not 0 <= exit_code < KILLED_EXIT_CODE:

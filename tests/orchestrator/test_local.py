@@ -147,6 +147,7 @@ def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(services.token_path),
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{services.mlflow_port}",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
     assert len(family) > 4
     assert [process for process in family if process.is_running()] == []

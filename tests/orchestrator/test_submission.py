@@ -14,7 +14,7 @@ import pytest
 import orchestrator.services.submission as submission
 from grids.errors import UserError
 from orchestrator.services.local import LocalServices, free_port
-from orchestrator.services.submission import stage, submit_and_follow, submit_staged
+from orchestrator.services.submission import stage, submit_staged
 
 
 def test_the_stage_holds_the_four_packages_and_the_grid_and_nothing_else(tmp_path: Path) -> None:
@@ -107,17 +107,24 @@ def test_a_job_runs_in_its_stage_and_its_log_and_status_come_back(
 
 
 @pytest.mark.engine
-def test_another_command_than_run_goes_through_a_job_with_its_exit_code(
-    services: LocalServices, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in services.environment().items():
-        monkeypatch.setenv(name, value)
+def test_another_command_than_run_goes_through_a_job_with_its_exit_code(services: LocalServices) -> None:
     # Refused by the command line of the job itself, which runs in a stage without a grid file.
-    code = submit_and_follow(["resume", "runs/relative", "--failed"], {}, services.ray_address)
-    assert code == 2
-    assert (
-        "isocompute: run folder runs/relative: inside a Ray job it must be absolute" in capfd.readouterr().out
+    program = f"""
+import sys
+from orchestrator.services.submission import submit_and_follow
+sys.exit(submit_and_follow(["resume", "runs/relative", "--failed"], {{}}, {services.ray_address!r}))
+"""
+    # In a process of its own: Ray keeps the first token that a process has read.
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | services.environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "isocompute: run folder runs/relative: inside a Ray job it must be absolute" in done.stdout
 
 
 @pytest.mark.engine
