@@ -43,7 +43,7 @@ class Console:
 
     def started(self, cell: Cell, before: CellState) -> None:
         """A cell's attempt begins, from the state ``before`` it."""
-        done = before.commit.step if before.commit else 0
+        done = before.committed_step
         self._tasks[cell.id] = self._bars.add_task(cell.id, total=cell.update_steps, completed=done)
         again = f" again (attempt {before.attempt + 1}) after step {done}" if before.attempt else ""
         self.say(f"{cell.id} started{again}: {cell.update_steps} steps of {cell.batch_rollouts} rollouts")

@@ -204,5 +204,3 @@ class CellRun:
             store.commit, progress.step, folder, progress.to_dict(), state, layout=self._layout
         )
         self._committed_step, self._committed_at = progress.step, self._clock.monotonic()
-        if state is State.FINISHED:
-            store.close()

@@ -188,13 +188,13 @@ class Controller:
 
     def _failed(self, cell: Cell, store: CellStore, error: Exception, phase: str) -> None:
         fault = classify(error)
-        decision = decide(fault, store.read(), self.spec.failures)
-        attempt = store.read().attempt
+        state = store.read()
+        decision = decide(fault, state, self.spec.failures)
 
         def write_evidence() -> None:
             if fault.stacks:
-                store.write_stacks(attempt, fault.stacks)
-            store.write_failure(attempt, "".join(traceback.format_exception(error)))
+                store.write_stacks(state.attempt, fault.stacks)
+            store.write_failure(state.attempt, "".join(traceback.format_exception(error)))
 
         # The state first: on a full disk there may be room for that alone.
         self._end(cell, store, after_fault(fault, decision, phase))

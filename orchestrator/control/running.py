@@ -102,10 +102,13 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
     run_store = RunStore.open(run_dir, data.identity, resolved)
     with Lease.acquire(run_store.lease_dir, holder(), LEASE_SECONDS, clock.monotonic) as lease:
         run_store.hold(lease.epoch, lease.check, spec.commits.keep)
-        _pause_interrupted(run_store)
-        for path, request in requests.pending(run_dir):
-            console.say(requests.apply(run_store, path, request))
         states = run_store.states()
+        states |= _pause_interrupted(run_store, states)
+        asked = requests.pending(run_dir)
+        for path, request in asked:
+            console.say(requests.apply(run_store, path, request))
+        if asked:
+            states = run_store.states()
         to_do = take_up(cells, states, selection)
         console.say(f"{run_dir}: {len(cells)} cells, {len(to_do)} to do")
         if to_do:
@@ -126,13 +129,14 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
         return _run_held(cells, to_do, states, controller, lease)
 
 
-def _pause_interrupted(run_store: RunStore) -> None:
-    """Cells that a killed controller left running are no longer: nobody trains them."""
-    for cell_id, state in run_store.states().items():
-        if state.state is State.RUNNING:
-            run_store.cell(cell_id).set_state(
-                State.PAUSED, "its controller was killed; continues at the next run"
-            )
+def _pause_interrupted(run_store: RunStore, states: dict[str, CellState]) -> dict[str, CellState]:
+    """Cells that a killed controller left running are no longer: nobody trains them. Those that this has changed."""
+    reason = "its controller was killed; continues at the next run"
+    return {
+        cell: run_store.cell(cell).set_state(State.PAUSED, reason)
+        for cell, state in states.items()
+        if state.state is State.RUNNING
+    }
 
 
 def _prepare(

@@ -7,7 +7,7 @@ from typing import Any
 
 from grids.expansion import Cell
 from grids.spec import FailuresSpec, GridSpec
-from orchestrator.operating.status import committed_step, shown_state
+from orchestrator.operating.status import shown_state
 from orchestrator.store.attempts import LOG, STACKS, TRACEBACK
 from orchestrator.store.cell_state import AttemptRecord, CellState, State
 from orchestrator.store.lease import LeaseRecord
@@ -36,7 +36,7 @@ def explanation(run_store: RunStore, cell: Cell, holder: LeaseRecord | None) -> 
         "cell": cell.id,
         "state": str(shown),
         "reason": state.reason,
-        "committed_step": committed_step(state),
+        "committed_step": state.committed_step,
         "update_steps": cell.update_steps,
         "held_by": holder.holder if holder else None,
         "summary": _summary(state, shown, cell, holder),
@@ -88,7 +88,7 @@ def attempt_rows(facts: Explanation) -> list[dict[str, Any]]:
 
 
 def _summary(state: CellState, shown: State, cell: Cell, holder: LeaseRecord | None) -> str:
-    done = f"step {committed_step(state)} of {cell.update_steps}"
+    done = f"step {state.committed_step} of {cell.update_steps}"
     tried = f"{state.attempt} {'attempt' if state.attempt == 1 else 'attempts'}"
     if shown is State.PENDING and state.state is State.FINISHED:
         return f"{cell.id} has finished a smaller budget; the grid now asks for more, and it goes on from {done}."

@@ -1,7 +1,6 @@
 """What a run has left behind and no resume needs: found first, removed only when told to, under the run's lease."""
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from orchestrator.store.run_store import RunStore
 
 FRESH_SECONDS = 3600.0
 """A younger temporary may belong to somebody who is writing it at this moment (a request being filed, say)."""
-_CHECKPOINT = re.compile(r"^step_(\d+)-")
 _DONE = (State.FINISHED, State.DIVERGED, State.CANCELLED)
 
 
@@ -101,12 +99,12 @@ def _checkpoints(folder: Path, state: CellState, shown: State) -> Iterator[Garba
     root = folder / "checkpoints"
     committed = folder / state.commit.checkpoint if state.commit and state.commit.checkpoint else None
     for path in sorted(root.iterdir()) if root.is_dir() else ():
-        named = _CHECKPOINT.match(path.name)
-        if named is None or path == committed:
+        step = checkpoint_folders.step_of(path.name)
+        if step is None or path == committed:
             continue
         if not (path / checkpoint_folders.MARKER).exists():
             why = "incomplete"
-        elif int(named[1]) > (state.commit.step if state.commit else 0):
+        elif step > state.committed_step:
             why = "newer than the cell's commit"
         elif shown in _DONE:
             why = f"the cell is {shown}, a newer one is committed"

@@ -11,6 +11,7 @@ from typing import Any
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.spec import GridSpec
+from orchestrator.control.selection import has_more_to_do
 from orchestrator.store.cell_state import CellState, State
 from orchestrator.store.run_store import RunStore
 from orchestrator.tables import Seconds
@@ -32,7 +33,7 @@ def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
         state = store.read()
         # A cell that was never tried has no history; looking for it would cost as much as the state itself.
         last = (store.last_row() if state.attempt else None) or {}
-        step = max(committed_step(state), last.get("step", 0))
+        step = max(state.committed_step, last.get("step", 0))
         spent = state.spent_now
         rows.append(
             {
@@ -43,7 +44,7 @@ def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
                 "C": step * cell.batch_rollouts,
                 f"avg@{spec.evaluation.samples_per_problem}": last.get(score),
                 "attempt": state.attempt,
-                "committed": committed_step(state),
+                "committed": state.committed_step,
                 "retries": spent.own_failures + spent.preemptions,
                 "age": _age(store.folder, state, now),
                 "reason": state.reason or "",
@@ -54,13 +55,8 @@ def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
 
 def shown_state(state: CellState, cell: Cell) -> State:
     """The cell's state; a finished cell of which the grid now asks more steps waits for them."""
-    more = state.state is State.FINISHED and committed_step(state) < cell.update_steps
+    more = state.state is State.FINISHED and has_more_to_do(cell, state)
     return State.PENDING if more else state.state
-
-
-def committed_step(state: CellState) -> int:
-    """The step that the cell resumes from, 0 when it starts from nothing."""
-    return state.commit.step if state.commit else 0
 
 
 def chosen_rows(rows: Sequence[Row], states: str | None, sort: str | None, descending: bool) -> list[Row]:

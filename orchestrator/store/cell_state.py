@@ -75,8 +75,13 @@ class CellState:
     @property
     def spent_now(self) -> Spent:
         """The retries that count: none once a commit lies beyond the step that they were counted from."""
-        committed = self.commit.step if self.commit else 0
+        committed = self.committed_step
         return self.spent if committed <= self.spent.at_step else Spent(at_step=committed)
+
+    @property
+    def committed_step(self) -> int:
+        """The step that the cell resumes from, 0 when it starts from nothing."""
+        return self.commit.step if self.commit else 0
 
     def to_bytes(self) -> bytes:
         return _to_bytes(asdict(self))

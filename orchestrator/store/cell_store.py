@@ -103,7 +103,7 @@ class CellStore:
         """
         present = self.read()
         if present.state is not State.FINISHED or not present.commit or present.commit.step >= update_steps:
-            done = present.commit.step if present.commit else 0
+            done = present.committed_step
             raise RuntimeError(
                 f"{self.cell} is {present.state} at step {done} of {update_steps}; only a finished cell that has "
                 "more steps to do is opened again"
@@ -288,7 +288,7 @@ class CellStore:
                 attempt=started.attempt,
                 epoch=self._files.epoch,
                 started_at=started.updated_at,
-                first_step=(state.commit.step if state.commit else 0) + 1,
+                first_step=state.committed_step + 1,
             )
         )
         self.restore()
@@ -307,12 +307,11 @@ class CellStore:
         record = self._attempts.record(self._current_attempt())
         if record is None:
             return
-        commit = self.read().commit
         self._attempts.write_record(
             replace(
                 record,
                 ended_at=time.time(),
-                last_step=commit.step if commit else 0,
+                last_step=self.read().committed_step,
                 outcome=outcome,
                 reason=reason,
                 fault=fault,
