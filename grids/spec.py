@@ -259,7 +259,7 @@ class SamplerPool(StrictModel):
 
 
 class LearnerPool(StrictModel):
-    """Learner groups; each trains one cell at a time, so their number is the number of cells in flight."""
+    """Learner groups, and how many cells each holds: together the number of cells in flight."""
 
     count: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 1
     """Groups."""
@@ -269,6 +269,9 @@ class LearnerPool(StrictModel):
     """Cores of each rank."""
     gpus: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     """GPUs of each rank."""
+    slots: Annotated[int, Field(ge=1, le=64, strict=True)] = 2
+    """Cells that a group holds at once: while one is sampled the other learns. Each takes 12 bytes a parameter of the ranks
+    memory together: weights and two moments in float32."""
     micro_batch_tokens: PositiveInt = 16_384
     """Largest micro-batch, in tokens with padding; a longer single sequence makes a micro-batch of its own."""
 

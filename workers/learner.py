@@ -1,4 +1,4 @@
-"""One rank of a learner group: FSDP2 training of one cell at a time."""
+"""One rank of a learner group: FSDP2 training of the cells in its slots, one after the other."""
 
 import datetime
 import math
@@ -44,8 +44,24 @@ class LearnerSettings:
     on_gpu: bool
 
 
+@dataclass
+class _Slot:
+    """A cell's training state while it is not in the model."""
+
+    version: str
+    """Name of its weights."""
+    optimiser: torch.optim.AdamW
+    """Its own: moments and step counts need no switch."""
+    shards: list[torch.Tensor]
+    """Its weights, of this rank, while another slot's are in the model; else what that one left there before."""
+
+
 class LearnerRank:
-    """A rank. All ranks of a group are called with the same arguments and take part in each call."""
+    """A rank. All ranks of a group are called with the same arguments and take part in each call.
+
+    It holds a cell in each slot. All slots share one model, whose weights are exchanged when a call is for another slot than the
+    one before; each has an optimiser of its own.
+    """
 
     beats = 0
     """Signs of progress so far: micro-batches, optimiser steps, packed parameters, checkpoints saved and loaded. Another thread may
@@ -94,40 +110,64 @@ class LearnerRank:
         self._model = self._load_sharded(mesh)
         self._base_model = self._load_sharded(mesh) if settings.recipe.kl_coefficient else None
         self._base_shards = [local_shard(p).to("cpu", copy=True) for p in self._model.parameters()]
+        self._slots: dict[int, _Slot] = {}
+        self._present: _Slot | None = None
+        """The slot whose weights are in the model."""
 
     def _load_sharded(self, mesh: dist.DeviceMesh) -> torch.nn.Module:
         model = policy.load_policy(self._settings.model.path).to(self._device)
         return policy.shard_policy(model, mesh, self._settings.model.dtype)
 
-    def begin_cell(self, version: str, checkpoint: Path | None) -> tuple[str, Weights | None]:
+    def begin_cell(self, slot: int, version: str, checkpoint: Path | None) -> tuple[str, Weights | None]:
         """Take up a cell from its checkpoint, or from the base model with a fresh optimiser.
 
         Args:
+            slot: where it stays; what was there is forgotten.
             version: name of the weights at this point.
             checkpoint: a complete checkpoint folder, or None.
 
         Returns:
             (``version``, the weights on rank 0 and None elsewhere).
         """
+        if slot not in self._slots:
+            shards = [torch.empty_like(local_shard(p)) for p in self._model.parameters()]
+            self._slots[slot] = _Slot(version, self._new_optimiser(), shards)
+        begun = self._bring(slot)
+        begun.optimiser = self._new_optimiser()
         with torch.no_grad():
             for parameter, shard in zip(self._model.parameters(), self._base_shards, strict=True):
                 local_shard(parameter).copy_(shard)
-        optimiser = self._settings.optimiser
-        self._optimiser = torch.optim.AdamW(
+        if checkpoint is not None:
+            checkpoints.load(checkpoint, self._model, begun.optimiser)
+            self.beats += 1
+        begun.version = version
+        return version, self._pack(version)
+
+    def _new_optimiser(self) -> torch.optim.AdamW:
+        settings = self._settings.optimiser
+        return torch.optim.AdamW(
             self._model.parameters(),
             lr=0.0,
-            betas=(optimiser.beta1, optimiser.beta2),
-            eps=optimiser.epsilon,
-            weight_decay=optimiser.weight_decay,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
         )
-        if checkpoint is not None:
-            checkpoints.load(checkpoint, self._model, self._optimiser)
-            self.beats += 1
-        self._version = version
-        return version, self._pack()
+
+    @torch.no_grad()
+    def _bring(self, slot: int) -> _Slot:
+        """The slot, once its weights are in the model."""
+        wanted, present = self._slots[slot], self._present
+        if wanted is not present:
+            for number, parameter in enumerate(self._model.parameters()):
+                shard = local_shard(parameter)
+                if present is not None:
+                    present.shards[number].copy_(shard)
+                shard.copy_(wanted.shards[number])
+            self._present = wanted
+        return wanted
 
     def update(
-        self, version: str, learning_rate: float, rollouts: Rollouts, rewards: np.ndarray
+        self, slot: int, version: str, learning_rate: float, rollouts: Rollouts, rewards: np.ndarray
     ) -> tuple[dict[str, float], Weights | None]:
         """One GRPO update on one batch.
 
@@ -135,9 +175,10 @@ class LearnerRank:
         updates is a function of compute alone.
 
         Args:
+            slot: the cell's.
             version: name of the weights after the update.
             learning_rate: of this step.
-            rollouts: G groups of n, sampled from exactly the learner's present weights.
+            rollouts: G groups of n, sampled from exactly the slot's present weights.
             rewards: [R] float32.
 
         Returns:
@@ -148,8 +189,9 @@ class LearnerRank:
             Diverged: the loss or the gradient is not finite; the weights are unchanged.
         """
         started = time.monotonic()
-        if rollouts.weights_version != self._version:
-            raise StaleRollouts(f"rollouts of {rollouts.weights_version} for a learner at {self._version}")
+        trained = self._bring(slot)
+        if rollouts.weights_version != trained.version:
+            raise StaleRollouts(f"rollouts of {rollouts.weights_version} for a learner at {trained.version}")
         metrics = self.backward(rollouts, rewards)
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), self._settings.optimiser.max_gradient_norm
@@ -157,12 +199,12 @@ class LearnerRank:
         metrics["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             raise Diverged(f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}")
-        for group in self._optimiser.param_groups:
+        for group in trained.optimiser.param_groups:
             group["lr"] = learning_rate
-        self._optimiser.step()
+        trained.optimiser.step()
         self.beats += 1
-        self._version = version
-        weights = self._pack()
+        trained.version = version
+        weights = self._pack(version)
         return metrics | {
             "learning_rate": learning_rate,
             "seconds_learning": time.monotonic() - started,
@@ -266,8 +308,9 @@ class LearnerRank:
             metrics["kl"] = total["kl"] / tokens
         return metrics
 
-    def logprobs(self, rollouts: Rollouts) -> np.ndarray:
-        """[T] the learner's log-probabilities of all response tokens, at the sampling temperature."""
+    def logprobs(self, slot: int, rollouts: Rollouts) -> np.ndarray:
+        """[T] the log-probabilities of all response tokens under a slot's weights, at the sampling temperature."""
+        self._bring(slot)
         result = np.zeros(len(rollouts.tokens), dtype=np.float32)
         for index in range(len(rollouts.lengths)):
             batch = policy.ResponseBatch(rollouts, np.asarray([index]), self._device)
@@ -277,25 +320,26 @@ class LearnerRank:
             self.beats += 1
         return result
 
-    def perturb(self, version: str) -> tuple[str, Weights | None]:
-        """Change every weight a little (see ``policy.perturb_``) for the start-up probe; ``begin_cell`` undoes it."""
+    def perturb(self, slot: int, version: str) -> tuple[str, Weights | None]:
+        """Change every weight of a slot a little (see ``policy.perturb_``) for the start-up probe; ``begin_cell`` undoes it."""
+        perturbed = self._bring(slot)
         policy.perturb_(self._model)
-        self._version = version
-        return version, self._pack()
+        perturbed.version = version
+        return version, self._pack(version)
 
-    def save(self, folder: Path) -> None:
-        """Write model and optimiser to an empty folder; the caller marks it complete.
+    def save(self, slot: int, folder: Path) -> None:
+        """Write a slot's weights and optimiser to an empty folder; the caller marks it complete.
 
         Raises:
             checkpoints.StorageFull: on every rank, when the storage of any rank takes no more.
         """
-        checkpoints.save(folder, self._model, self._optimiser)
+        checkpoints.save(folder, self._model, self._bring(slot).optimiser)
         self.beats += 1
 
-    def _pack(self) -> Weights | None:
+    def _pack(self, version: str) -> Weights | None:
         parameters = self._counted(policy.full_parameters(self._model))
         if self._rank == 0:
-            return pack_weights(self._version, self._settings.model.dtype, parameters)
+            return pack_weights(version, self._settings.model.dtype, parameters)
         for _ in parameters:
             pass
         return None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,12 +13,23 @@ from orchestrator.control.phases import Phases, Stopped, training_batch
 from orchestrator.control.progress import Progress, accelerator_seconds, divergence
 from orchestrator.failures.faults import Phase
 from orchestrator.pools.agreement import require_agreement
-from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _OwedRow:
+    """A history row that waits for its evaluation."""
+
+    before: Progress
+    """As it stood at the row's step, before the next interval began."""
+    columns: dict[str, Any]
+    """All but the evaluation's."""
+    evaluation: "asyncio.Task[tuple[dict[str, Any], list[dict[str, Any]]]]"
 
 
 class Listener(Protocol):
@@ -46,13 +58,13 @@ async def whole(writing: Coroutine[Any, Any, T]) -> T:
 
 
 class CellRun:
-    """One attempt at one cell, on one learner group."""
+    """One attempt at one cell, in one slot of a learner group."""
 
     def __init__(
         self,
         cell: Cell,
         phases: Phases,
-        learner: LearnerGroup,
+        learner: LearnerSlot,
         store: CellStore,
         layout: dict[str, Any],
         clock: Clock,
@@ -66,6 +78,8 @@ class CellRun:
         self._progress = Progress()
         self._committed_step = 0
         self._committed_at = 0.0
+        self._owed: _OwedRow | None = None
+        """A row whose evaluation is under way."""
         self.phase = ""
         """What it is doing, for the record of an attempt that ends here."""
 
@@ -82,11 +96,20 @@ class CellRun:
         weights = await self._take_up(state)
         try:
             await self._train(f"{self._cell.id}/attempt-{state.attempt}/step-", weights)
+        except Diverged:
+            await self._land_row()  # a result too, and no later attempt would write it
+            raise
         except Stopped:
+            if self._owed is not None and self._owed.before.step == self._progress.step:
+                # No later step rests on it: the next attempt evaluates these weights.
+                self._progress = self._owed.before
+                await self._give_up_row()
             # Phases that can be stopped leave the learner as it is after the last step that was counted.
             if self._progress.step > self._committed_step:
-                await whole(self._commit(State.RUNNING))
+                await self._commit(State.RUNNING)
             raise
+        finally:
+            await self._give_up_row()
 
     async def _take_up(self, state: CellState) -> Ref:
         """Load the last commit; a reference to its weights."""
@@ -109,8 +132,8 @@ class CellRun:
     async def _train(self, version: str, weights: Ref) -> None:
         cell, progress = self._cell, self._progress
         first_step = progress.step + 1
-        if self._owes_row():
-            await self._record(weights)
+        if self._reached_mark():
+            await self._begin_row(weights)
         for step in range(first_step, cell.update_steps + 1):
             metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
             if step == first_step:
@@ -125,14 +148,16 @@ class CellRun:
                 raise Diverged(f"step {step}: {diverged}")
             self._listener.step(cell, step)
             await whole(asyncio.to_thread(self._store.log, f"step {step}"))
-            if self._owes_row():
-                await self._record(weights)
+            if self._owed is not None and self._owed.evaluation.done():
+                await self._land_row()
+            if self._reached_mark():
+                await self._begin_row(weights)
             if step < cell.update_steps and self._commit_is_due():
-                await whole(self._commit(State.RUNNING))
-        await whole(self._commit(State.FINISHED))
+                await self._commit(State.RUNNING)
+        await self._commit(State.FINISHED)
 
-    def _owes_row(self) -> bool:
-        """Whether the last step reached a mark whose row is not written: also after a stop in the middle of its evaluation."""
+    def _reached_mark(self) -> bool:
+        """Whether the last step reached a mark whose row is not begun: also after a stop in the middle of its evaluation."""
         return self._progress.step in self._marks and self._progress.steps_since_row > 0
 
     def _commit_is_due(self) -> bool:
@@ -145,15 +170,17 @@ class CellRun:
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
+        # Longest remaining work first, or the longest cell would end alone on idle pools.
+        urgency = float((self._cell.update_steps - step + 1) * self._cell.batch_rollouts)
         self.phase = f"{Phase.SAMPLING} of step {step}"
-        rollouts, seconds_sampling = await self._phases.sample(batch, weights)
+        rollouts, seconds_sampling = await self._phases.sample(batch, weights, urgency)
         self.phase = f"{Phase.GRADING} of step {step}"
-        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds)
+        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds, urgency)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
         self.phase = f"{Phase.LEARNING} of step {step}"
-        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards)
+        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards, urgency)
         metrics |= {
             "verifier_failures": float(failures),
             "seconds_sampling": seconds_sampling,
@@ -167,12 +194,12 @@ class CellRun:
         column = "logprob_difference" if dtype == "float32" else "logprob_mean_difference"
         require_agreement(metrics[column], dtype, f"at step {step} of {self._cell.id}")
 
-    async def _record(self, weights: Ref) -> None:
-        """Evaluate and write a history row."""
+    async def _begin_row(self, weights: Ref) -> None:
+        """Begin the evaluation of these weights, beside the steps that follow."""
+        await self._land_row()
         cell, progress = self._cell, self._progress
-        self.phase = f"evaluation at step {progress.step}"
-        evaluation, samples = await self._phases.evaluate(weights)
-        row = {
+        before = replace(progress, interval=dict(progress.interval))
+        columns = {
             "cell": cell.id,
             "problems_per_batch": cell.problems_per_batch,
             "rollouts_per_problem": cell.rollouts_per_problem,
@@ -182,15 +209,41 @@ class CellRun:
             "compute_tokens": progress.compute_tokens,
             "accelerator_seconds": progress.accelerator_seconds,
             "epochs": progress.step * cell.problems_per_batch / len(self._data.train),
-            **evaluation,
-            **progress.close_interval(),
-            "logged_at_ms": int(self._clock.wall() * 1000),
         }
+        columns |= progress.close_interval()
+        # Later steps must not be held up; a stop gives it up only where no later step has been made.
+        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights))
+        self._owed = _OwedRow(before, columns, evaluation)
+
+    async def _land_row(self) -> None:
+        """Wait for the evaluation that is under way, if any, and write its row."""
+        owed = self._owed
+        if owed is None:
+            return
+        self.phase = f"evaluation at step {owed.before.step}"
+        if owed.before.step == self._progress.step:
+            evaluation, samples = await self._phases.unless_stopped(lambda: owed.evaluation)
+        else:
+            evaluation, samples = await owed.evaluation
+        self._owed = None
+        row = owed.columns | evaluation | {"logged_at_ms": int(self._clock.wall() * 1000)}
         await whole(asyncio.to_thread(self._store.append_row, row))
-        await whole(asyncio.to_thread(self._store.write_samples, progress.step, samples))
-        self._listener.row(cell, row)
+        await whole(asyncio.to_thread(self._store.write_samples, owed.before.step, samples))
+        self._listener.row(self._cell, row)
+
+    async def _give_up_row(self) -> None:
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            owed.evaluation.cancel()
+            # Whatever it ends with belongs to an attempt that is over.
+            await asyncio.gather(owed.evaluation, return_exceptions=True)
 
     async def _commit(self, state: State) -> None:
+        """Keep everything up to the last step, rows included."""
+        await self._land_row()
+        await whole(self._save(state))
+
+    async def _save(self, state: State) -> None:
         progress, store = self._progress, self._store
         self.phase = f"{Phase.COMMITTING} of step {progress.step}"
         folder: Path = await asyncio.to_thread(store.begin_checkpoint, progress.step)

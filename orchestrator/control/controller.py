@@ -1,4 +1,4 @@
-"""The controller: learner groups take cells from a queue, one attempt after the other; what fails is decided cell by cell."""
+"""The controller: slots of learner groups take cells from a queue, attempt after attempt; what fails is decided cell by cell."""
 
 import asyncio
 import traceback
@@ -17,7 +17,7 @@ from orchestrator.control.preparation import Preparation
 from orchestrator.failures.attempt_end import AttemptEnd, after_fault
 from orchestrator.failures.decisions import Action, Decision, decide
 from orchestrator.failures.faults import Fault, classify, is_storage_full
-from orchestrator.pools.learner_group import LearnerGroup
+from orchestrator.pools.learner_group import LearnerGroup, LearnerSlot
 from orchestrator.pools.pools import Pools, make_pools
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
@@ -30,7 +30,7 @@ from orchestrator.tracking.tracker import Tracker
 FINISHED = AttemptEnd(State.FINISHED, "finished")
 REQUESTS_POLL_SECONDS = 1.0
 IDLE_POLL_SECONDS = 0.1
-"""How often a group without a cell looks whether one has come back."""
+"""How often a slot without a cell looks whether one has come back."""
 
 
 class Controller:
@@ -70,9 +70,10 @@ class Controller:
             LeaseLost: another controller has taken over.
             asyncio.CancelledError: told to stop at once; running cells are paused at their last commits.
         """
-        samplers, groups = self.spec.pools.samplers.count, self.spec.pools.learners.count
+        samplers, learners = self.spec.pools.samplers, self.spec.pools.learners
         self.console.say(
-            f"starting samplers: {samplers}, learner groups: {groups} (engines take a while to load)"
+            f"starting samplers: {samplers.count}, learner groups: {learners.count}, for "
+            f"{learners.count * learners.slots} cells in flight (engines take a while to load)"
         )
         by_id = {cell.id: cell for cell in grid}
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
@@ -81,7 +82,9 @@ class Controller:
             self._queue.extend(cells)
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(self._answer_requests(by_id))
-                serving = [group.create_task(self._serve(learner, pools)) for learner in pools.learners]
+                # Every group gets a first cell before any gets a second one.
+                slots = [one.slots[number] for number in range(learners.slots) for one in pools.learners]
+                serving = [group.create_task(self._serve(slot, pools)) for slot in slots]
                 await asyncio.wait(serving)
                 asking.cancel()
             # A cell whose stop ended the last attempt is still to be marked as cancelled.
@@ -102,52 +105,46 @@ class Controller:
 
     # Cells
 
-    async def _serve(self, learner: LearnerGroup, pools: Pools) -> None:
-        """Train cells of the queue on one learner group, one after the other."""
-        while True:
-            if learner.broken and self._work_is_left():
+    async def _serve(self, slot: LearnerSlot, pools: Pools) -> None:
+        """Train cells of the queue in one slot, one after the other."""
+        while self._work_is_left():
+            if slot.group.broken:
                 try:
-                    await learner.open()
+                    await slot.group.open()
                 except LeaseLost:
                     raise
                 except Exception as error:
-                    await self._give_up(learner, pools, error)
-                    return
-            cell = await self._next_cell()
-            if cell is None:
+                    await self._give_up(slot.group, pools, error)
+            if slot.group not in pools.learners:
                 return
+            if not self._queue:
+                await asyncio.sleep(IDLE_POLL_SECONDS)
+                continue
+            cell = self._queue.popleft()
             stop = self._running[cell.id] = asyncio.Event()
             if self._draining:
                 stop.set()
             try:
-                await self._attempt(cell, learner, pools, stop)
+                await self._attempt(cell, slot, pools, stop)
             finally:
                 del self._running[cell.id]
 
-    async def _give_up(self, learner: LearnerGroup, pools: Pools, error: Exception) -> None:
-        pools.learners.remove(learner)
-        for member in learner.members:
+    async def _give_up(self, learners: LearnerGroup, pools: Pools, error: Exception) -> None:
+        if learners not in pools.learners:
+            return  # another of its slots has
+        pools.learners.remove(learners)
+        for member in learners.members:
             await member.end()  # what it holds of the cluster is for others
         reason = classify(error).reason
         self.console.say(f"a learner group is given up, {len(pools.learners)} are left: {reason}")
         if not pools.learners:
             raise PoolLost(f"no learner group can be started: {reason}") from error
 
-    async def _next_cell(self) -> Cell | None:
-        """The next cell to try, None when none is left or will come back."""
-        while not self._draining:
-            if self._queue:
-                return self._queue.popleft()
-            if not self._work_is_left():
-                return None
-            await asyncio.sleep(IDLE_POLL_SECONDS)
-        return None
-
     def _work_is_left(self) -> bool:
         """Whether a cell waits, or may come back."""
         return not self._draining and bool(self._queue or self._delayed or self._running)
 
-    async def _attempt(self, cell: Cell, learner: LearnerGroup, pools: Pools, stop: asyncio.Event) -> None:
+    async def _attempt(self, cell: Cell, slot: LearnerSlot, pools: Pools, stop: asyncio.Event) -> None:
         """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
         store = self.run_store.cell(cell.id)
         self.tracker.cell_started(cell.id, cell_parameters(cell))
@@ -162,7 +159,7 @@ class Controller:
             self.console.say(f"{cell.id}: {fault.reason}; {fault.phase} is repeated")
 
         phases = Phases(self.spec, self.data, pools, store.read, repeated, stop)
-        run = CellRun(cell, phases, learner, store, self._layout, self._supervision.clock, self)
+        run = CellRun(cell, phases, slot, store, self._layout, self._supervision.clock, self)
         try:
             for row in tracked_rows(self.run_store, cell):
                 self.tracker.row(cell.id, row)

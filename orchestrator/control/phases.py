@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +23,9 @@ from workers.rollouts import rollout_seed
 from workers.sampler import SamplingRequest
 
 T = TypeVar("T")
+
+EVALUATION_URGENCY = -1.0
+"""Below that of any training step: evaluations fill gaps."""
 
 
 class Stopped(Exception):
@@ -91,8 +94,12 @@ class Phases:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to make the present phase raise ``Stopped``."""
 
-    async def sample(self, batch: Batch, weights: Ref) -> tuple[Ref, float]:
-        """(reference to ``Rollouts``, seconds) of a batch, sampled from ``weights``.
+    def unstoppable(self) -> "Phases":
+        """The same phases, which no stop ends."""
+        return replace(self, stop=asyncio.Event())
+
+    async def sample(self, batch: Batch, weights: Ref, urgency: float) -> tuple[Ref, float]:
+        """(reference to ``Rollouts``, seconds) of a batch, sampled from ``weights``; the most urgent is served first.
 
         Raises:
             PoisonedProblems: it fails, and it is these problems that make it fail.
@@ -100,7 +107,9 @@ class Phases:
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
         try:
-            return await self._repeating(Phase.SAMPLING, lambda: self._sampled(batch.request, weights))
+            return await self._repeating(
+                Phase.SAMPLING, lambda: self._sampled(batch.request, weights, urgency)
+            )
         except (Stopped, PoolLost, UserError):
             raise
         except Exception as error:
@@ -108,17 +117,17 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(batch.part(some), weights), len(batch.request.prompts)
+                lambda some: self._fails(batch.part(some), weights, urgency), len(batch.request.prompts)
             )
             if not positions:
                 raise
             raise PoisonedProblems([batch.sources[i] for i in positions], fault.reason) from error
 
-    async def grade(self, rollouts: Ref, golds: list[str]) -> tuple[Ref, int, float]:
+    async def grade(self, rollouts: Ref, golds: list[str], urgency: float) -> tuple[Ref, int, float]:
         """(reference to rewards [R], answers whose grading crashed or hung, seconds)."""
         rewards, (failures, seconds) = await self._repeating(
             Phase.GRADING,
-            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds),
+            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds, urgency=urgency),
         )
         return rewards, failures, seconds
 
@@ -126,26 +135,30 @@ class Phases:
         """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
         started = time.monotonic()
         validation = validation_batch(self.spec, self.data)
-        rollouts, _ = await self.sample(validation, weights)
+        rollouts, _ = await self.sample(validation, weights, EVALUATION_URGENCY)
         kept = self.spec.evaluation.kept_rollouts
         columns, samples = await self._graded("evaluate", rollouts, validation.golds, kept)
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
-            rollouts, _ = await self.sample(probe, weights)
+            rollouts, _ = await self.sample(probe, weights, EVALUATION_URGENCY)
             probe_columns, failures = await self._graded("probe", rollouts, probe.golds)
             columns |= probe_columns
             columns["eval_verifier_failures"] += failures
         return columns | {"seconds_evaluating": time.monotonic() - started}, samples
 
     async def _graded(self, method: str, *arguments: object) -> Any:
-        return await self._repeating(Phase.GRADING, lambda: self.pools.grader.value(method, *arguments))
+        return await self._repeating(
+            Phase.GRADING, lambda: self.pools.grader.value(method, *arguments, urgency=EVALUATION_URGENCY)
+        )
 
-    def _sampled(self, request: SamplingRequest, weights: Ref) -> Coroutine[Any, Any, tuple[Ref, float]]:
-        return self.pools.samplers.reference_and_value("sample", request, weights)
+    def _sampled(
+        self, request: SamplingRequest, weights: Ref, urgency: float
+    ) -> Coroutine[Any, Any, tuple[Ref, float]]:
+        return self.pools.samplers.reference_and_value("sample", request, weights, urgency=urgency)
 
-    async def _fails(self, request: SamplingRequest, weights: Ref) -> bool:
+    async def _fails(self, request: SamplingRequest, weights: Ref, urgency: float) -> bool:
         try:
-            await self._unless_stopped(lambda: self._sampled(request, weights))
+            await self.unless_stopped(lambda: self._sampled(request, weights, urgency))
         except (Stopped, PoolLost):
             raise
         except Exception as error:
@@ -158,7 +171,7 @@ class Phases:
         repeats = 0
         while True:
             try:
-                return await self._unless_stopped(call)
+                return await self.unless_stopped(call)
             except (Stopped, PoolLost):
                 raise
             except Exception as error:
@@ -167,10 +180,10 @@ class Phases:
                 if decision.action is not Action.REPEAT_PHASE:
                     raise
             self.repeated(fault, decision)
-            await self._unless_stopped(partial(asyncio.sleep, decision.delay_seconds))
+            await self.unless_stopped(partial(asyncio.sleep, decision.delay_seconds))
             repeats += 1
 
-    async def _unless_stopped(self, phase: Callable[[], Awaitable[T]]) -> T:
+    async def unless_stopped(self, phase: Callable[[], Awaitable[T]]) -> T:
         """The phase's result; when told to stop it is given up, or not begun, since nothing of it would be kept."""
         if self.stop.is_set():
             raise Stopped

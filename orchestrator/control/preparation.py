@@ -49,9 +49,8 @@ class Preparation:
             raise PoolLost(f"start-up failed: {classify(cause).reason}") from error
 
     async def _prove(self) -> None:
-        for learner in self.pools.learners:
-            if learner.broken:
-                await learner.open()
+        for group in self.pools.learners:
+            await group.open()
         for prompts in (self.data.train, self.data.validation):
             await self._require_sound_golds(prompts)
         difference = await prove_agreement(self.pools, self.data.validation.prompts, self.spec)
@@ -72,7 +71,7 @@ class Preparation:
 
     async def _evaluate_base(self) -> None:
         """The base model's validation at C = 0, once for each run folder."""
-        weights = await self.pools.learners[0].begin_cell("base", None)
+        weights = await self.pools.learners[0].slots[0].begin_cell("base", None)
 
         def repeated(fault: Fault, decision: Decision) -> None:
             self.supervision.say(f"base model: {fault.reason}; {fault.phase} is repeated")

@@ -4,7 +4,6 @@ import numpy as np
 
 from grids.errors import UserError
 from grids.spec import GridSpec
-from orchestrator.pools.learner_group import LearnerGroup
 from orchestrator.pools.pools import Pools
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
@@ -38,7 +37,7 @@ async def prove_agreement(pools: Pools, prompts: list[list[int]], spec: GridSpec
     pairs += [(group, 0) for group in range(1, len(pools.learners))]
     largest = 0.0
     for group, number in pairs:
-        learner: LearnerGroup = pools.learners[group]
+        learner = pools.learners[group].slots[0]
         await learner.begin_cell(f"probe-{group}-{number}/base", None)
         weights = await learner.perturb(f"probe-{group}-{number}/perturbed")
         engine = pools.samplers.members[number]

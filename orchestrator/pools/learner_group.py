@@ -1,6 +1,7 @@
-"""The ranks of an FSDP group, called together."""
+"""Groups of FSDP ranks, called together, and the slots in which they hold cells."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from grids.errors import UserError
-from orchestrator.failures.faults import is_storage_full
+from orchestrator.failures.faults import MemberLost, is_storage_full
 from orchestrator.failures.ray_errors import root_cause
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of, persistently, watch
+from orchestrator.pools.turns import Turns
 from workers.learner import Diverged
 
 RANKS_AGREE_SECONDS = 10.0
@@ -25,20 +27,41 @@ class GroupBroken(RuntimeError):
 
 
 class LearnerGroup:
-    """The ranks of one FSDP group, called together."""
+    """The ranks of one FSDP group, called together; it holds a cell in each of its slots and serves one call at a time."""
 
-    def __init__(self, members: list[PoolMember], supervision: Supervision) -> None:
+    def __init__(self, members: list[PoolMember], slots: int, supervision: Supervision) -> None:
         """Ranks in order; ``open`` starts them."""
         self.members = members
+        self.slots = [LearnerSlot(self, number) for number in range(slots)]
         self.broken = True
         """Whether the group must be opened (again) before it can take up a cell."""
+        self.openings = 0
+        """How often its ranks have been started: what an earlier start held is lost."""
         self._supervision = supervision
+        self._turns: Turns[LearnerGroup] = Turns()
+        self._turns.give(self)
+        self._opening = asyncio.Lock()
+        self._lost: Exception | None = None
+        """Why it cannot be started, once that is known."""
 
     async def open(self) -> None:
-        """Start all ranks anew and connect them; raises what keeps them from starting."""
-        name = self.members[0].role.removesuffix(" rank 0")
-        await persistently(self._open, name, self._supervision.policy, self._supervision.say)
-        self.broken = False
+        """Start all ranks anew and connect them, unless the group serves; raises what keeps them from starting.
+
+        Those who come while it is being opened wait for the same start.
+        """
+        async with self._opening:
+            if not self.broken:
+                return
+            if self._lost is not None:
+                raise self._lost
+            name = self.members[0].role.removesuffix(" rank 0")
+            try:
+                await persistently(self._open, name, self._supervision.policy, self._supervision.say)
+            except Exception as error:
+                self._lost = error
+                raise
+            self.broken = False
+            self.openings += 1
 
     async def _open(self) -> None:
         limit = self._supervision.policy.start_seconds
@@ -47,42 +70,35 @@ class LearnerGroup:
         host, port = await watch([first], first.handle.open_store.remote(), self._supervision, limit)
         await self._together(lambda rank: rank.join.remote(host, port), lambda call: call, limit)
 
-    async def begin_cell(self, version: str, checkpoint: Path | None) -> Ref:
-        """Take up a cell; a reference to its weights."""
-        return await self._weights("begin_cell", version, checkpoint)
+    async def call(
+        self,
+        opening: int,
+        remote: Callable[[ActorHandle], Any],
+        awaited: Callable[[Any], Ref],
+        urgency: float,
+        seconds: float | None = None,
+    ) -> tuple[list[Any], list[Any]]:
+        """(the calls, the results that are waited for) of all ranks, in this caller's turn.
 
-    async def perturb(self, version: str) -> Ref:
-        """Change every weight a little; a reference to the weights."""
-        return await self._weights("perturb", version)
+        Args:
+            opening: the start of the group that holds what the call is for.
+            remote: makes the call to one rank.
+            awaited: of a call, the result that is waited for.
+            urgency: of several that wait the most urgent is served first.
+            seconds: how long nothing may move; the policy's ``stall_seconds`` when None.
 
-    async def update(
-        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref
-    ) -> tuple[dict[str, float], Ref]:
-        """One update; (metrics, reference to the new weights)."""
-        calls, metrics = await self._together(
-            lambda rank: rank.update.options(num_returns=2).remote(version, learning_rate, rollouts, rewards),
-            lambda call: call[0],
-        )
-        return metrics[0], calls[0][1]
-
-    async def logprobs(self, rollouts: Ref) -> np.ndarray:
-        """[T] the learner's log-probabilities of all response tokens."""
-        _, values = await self._together(lambda rank: rank.logprobs.remote(rollouts), lambda call: call)
-        return values[0]
-
-    async def save(self, folder: Path) -> None:
-        """Write a checkpoint to an empty folder."""
-        limit = self._supervision.policy.start_seconds
-        await self._together(lambda rank: rank.save.remote(folder), lambda call: call, limit)
-
-    async def _weights(self, method: str, *arguments: object) -> Ref:
-        # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
-        calls, _ = await self._together(
-            lambda rank: getattr(rank, method).options(num_returns=2).remote(*arguments),
-            lambda call: call[0],
-            self._supervision.policy.start_seconds,
-        )
-        return calls[0][1]
+        Raises:
+            MemberLost, Stalled, GroupBroken: and the group is broken, as after any error that the ranks do not recover from.
+        """
+        await self._turns.take(urgency)
+        try:
+            if self.broken or self.openings != opening:
+                # Not this cell's doing, as the loss of a node is not.
+                role = self.members[0].role.removesuffix(" rank 0")
+                raise MemberLost(role, "while it served another cell", preempted=True)
+            return await self._together(remote, awaited, seconds)
+        finally:
+            self._turns.give(self)
 
     async def _together(
         self,
@@ -90,11 +106,6 @@ class LearnerGroup:
         awaited: Callable[[Any], Ref],
         seconds: float | None = None,
     ) -> tuple[list[Any], list[Any]]:
-        """(the calls, the results that are waited for) of all ranks.
-
-        Raises:
-            MemberLost, Stalled, GroupBroken: and the group is broken, as after any error that the ranks do not recover from.
-        """
         calls = [remote(member.handle) for member in self.members]
         try:
             results = await watch(
@@ -106,6 +117,75 @@ class LearnerGroup:
             self.broken = not (isinstance(cause, Diverged | UserError) or is_storage_full(cause))
             raise
         return calls, results
+
+    @property
+    def start_seconds(self) -> float:
+        """How long ranks may stand still while they read or write whole models."""
+        return self._supervision.policy.start_seconds
+
+
+class LearnerSlot:
+    """A place for one cell in a learner group. Errors of all its calls are those of ``LearnerGroup.call``."""
+
+    def __init__(self, group: LearnerGroup, number: int) -> None:
+        """A slot of an open group is taken up by ``begin_cell``."""
+        self.group = group
+        self._number = number
+        self._opening = 0
+
+    async def begin_cell(self, version: str, checkpoint: Path | None) -> Ref:
+        """Take up a cell; a reference to its weights."""
+        self._opening = self.group.openings
+        return await self._weights("begin_cell", version, checkpoint)
+
+    async def perturb(self, version: str) -> Ref:
+        """Change every weight a little; a reference to the weights."""
+        return await self._weights("perturb", version)
+
+    async def update(
+        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref, urgency: float
+    ) -> tuple[dict[str, float], Ref]:
+        """One update; (metrics, reference to the new weights)."""
+        calls, metrics = await self.group.call(
+            self._opening,
+            lambda rank: rank.update.options(num_returns=2).remote(
+                self._number, version, learning_rate, rollouts, rewards
+            ),
+            lambda call: call[0],
+            urgency,
+        )
+        return metrics[0], calls[0][1]
+
+    async def logprobs(self, rollouts: Ref) -> np.ndarray:
+        """[T] the learner's log-probabilities of all response tokens."""
+        _, values = await self.group.call(
+            self._opening,
+            lambda rank: rank.logprobs.remote(self._number, rollouts),
+            lambda call: call,
+            math.inf,
+        )
+        return values[0]
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint to an empty folder. Before all updates that wait: there may be little time left for it."""
+        await self.group.call(
+            self._opening,
+            lambda rank: rank.save.remote(self._number, folder),
+            lambda call: call,
+            math.inf,
+            self.group.start_seconds,
+        )
+
+    async def _weights(self, method: str, *arguments: object) -> Ref:
+        # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
+        calls, _ = await self.group.call(
+            self._opening,
+            lambda rank: getattr(rank, method).options(num_returns=2).remote(self._number, *arguments),
+            lambda call: call[0],
+            math.inf,
+            self.group.start_seconds,
+        )
+        return calls[0][1]
 
 
 async def all_ranks(results: list[Ref]) -> list[Any]:

@@ -69,6 +69,7 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
                 PoolMember(f"learner {group} rank {rank}", new_rank(rank), supervision)
                 for rank in range(learner_spec.ranks)
             ],
+            learner_spec.slots,
             supervision,
         )
         for group in range(learner_spec.count)

@@ -27,7 +27,7 @@ from orchestrator.control import controller as controller_module
 from orchestrator.control.controller import Controller
 from orchestrator.control.data import GridData, PromptSet
 from orchestrator.control.selection import Selection, take_up
-from orchestrator.failures.faults import is_storage_full
+from orchestrator.failures.faults import MemberLost, is_storage_full
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.supervision import Supervision
 from orchestrator.store.cell_state import AttemptRecord, CellState, State
@@ -112,7 +112,8 @@ class StandInCluster:
         self.groups: list[StandInGroup] = []
 
     def pools(self, spec: GridSpec) -> Pools:
-        self.groups = [StandInGroup(self, number) for number in range(spec.pools.learners.count)]
+        learners = spec.pools.learners
+        self.groups = [StandInGroup(self, number, learners.slots) for number in range(learners.count)]
         sampler, grader = StandInPool(self, "sampler 0"), StandInPool(self, "grader")
         return Pools(cast(Any, sampler), cast(Any, list(self.groups)), cast(Any, grader))
 
@@ -138,7 +139,7 @@ class StandInPool:
     async def start(self) -> None:
         await self._cluster.reach("start", "", self._role)
 
-    async def value(self, method: str, *arguments: Any) -> Any:
+    async def value(self, method: str, *arguments: Any, urgency: float = 0.0) -> Any:
         if method == "unsound_golds":
             await self._cluster.reach(method, "", self._role)
             return []
@@ -148,7 +149,7 @@ class StandInPool:
         return {"avg_at_4": score, "eval_verifier_failures": 0}, [{"response": rollouts.digest}]
 
     async def reference_and_value(
-        self, method: str, *arguments: Any, member: StandInMember | None = None
+        self, method: str, *arguments: Any, urgency: float = 0.0, member: StandInMember | None = None
     ) -> tuple[Reference, Any]:
         if method == "grade_batch":
             rollouts: StandInRollouts = arguments[0].value
@@ -162,24 +163,37 @@ class StandInPool:
 
 
 class StandInGroup:
-    """A learner group of one rank. As the real one it goes on with an update whose caller has been cancelled."""
+    """A learner group of one rank."""
 
-    def __init__(self, cluster: StandInCluster, number: int) -> None:
-        self._role = f"learner {number}"
-        self.members = [StandInMember(f"{self._role} rank 0")]
+    def __init__(self, cluster: StandInCluster, number: int, slots: int) -> None:
+        self.role = f"learner {number}"
+        self.members = [StandInMember(f"{self.role} rank 0")]
         self.broken = True
-        self._cluster = cluster
-        self._weights = StandInWeights("", "")
+        self.openings = 0
+        self.cluster = cluster
+        self.slots = [StandInSlot(self) for _ in range(slots)]
 
     async def open(self) -> None:
-        await self._cluster.reach("open", "", self._role)
-        self.broken = False
+        if self.broken:
+            await self.cluster.reach("open", "", self.role)
+            self.broken = False
+            self.openings += 1
 
     async def end(self) -> None:
         for member in self.members:
             await member.end()
 
+
+class StandInSlot:
+    """A slot of such a group. As the real one it goes on with an update whose caller has been cancelled."""
+
+    def __init__(self, group: StandInGroup) -> None:
+        self.group = group
+        self._opening = 0
+        self._weights = StandInWeights("", "")
+
     async def begin_cell(self, version: str, checkpoint: Path | None) -> Reference:
+        self._opening = self.group.openings
         await self._reach("begin_cell", version)
         digest = (checkpoint / "weights").read_text() if checkpoint else "base"
         return self._now(version, digest)
@@ -193,7 +207,7 @@ class StandInGroup:
         return np.zeros(4)
 
     async def update(
-        self, version: str, learning_rate: float, rollouts: Reference, rewards: Reference
+        self, version: str, learning_rate: float, rollouts: Reference, rewards: Reference, urgency: float
     ) -> tuple[dict[str, float], Reference]:
         await self._reach("update", version)
         if rollouts.value.weights != self._weights:
@@ -203,7 +217,7 @@ class StandInGroup:
         cell, step = version.split("/")[0], int(version.rpartition("step-")[2])
         metrics = {
             "train_reward": _share(weights.value.digest),
-            "importance_ratio": self._cluster.ratios.get((cell, step), 1.0),
+            "importance_ratio": self.group.cluster.ratios.get((cell, step), 1.0),
             "logprob_difference": 0.0,
             "logprob_mean_difference": 0.0,
             "response_tokens": 4.0,
@@ -224,12 +238,13 @@ class StandInGroup:
         return Reference(self._weights)
 
     async def _reach(self, method: str, version: str) -> None:
-        if self.broken:
-            raise AssertionError(f"{method} on a broken group")
+        group = self.group
+        if group.broken or group.openings != self._opening:
+            raise MemberLost(group.role, "while it served another cell", preempted=True)
         try:
-            await self._cluster.reach(method, version, self._role)
+            await group.cluster.reach(method, version, group.role)
         except Exception as error:
-            self.broken = not (isinstance(error, Diverged | UserError) or is_storage_full(error))
+            group.broken = not (isinstance(error, Diverged | UserError) or is_storage_full(error))
             raise
 
 
@@ -286,12 +301,12 @@ class RecordingConsole(Console):
 
 @cache
 def trial_grid(
-    seeds: int = 1, steps: int = 6, groups: int = 1, commits: int = 2, **failures: Any
+    seeds: int = 1, steps: int = 6, groups: int = 1, slots: int = 1, commits: int = 2, **failures: Any
 ) -> GridSpec:
     """Cells ``bp2-n4-s<seed>`` of batches of 8 rollouts, evaluated after steps 2, 4, 8 ..., committed every ``commits`` steps."""
     grid = dump_grid(small_grid(seeds, compute_rollouts=8 * steps))
     grid["evaluation"] |= {"first_mark": 16, "marks_per_doubling": 1, "train_probe": {"problems": 0}}
-    grid["pools"]["learners"]["count"] = groups
+    grid["pools"]["learners"] |= {"count": groups, "slots": slots}
     grid["commits"]["every_steps"] = commits
     grid["failures"] |= {"backoff_seconds": 0.001, "phase_repeats": 1} | failures
     return GridSpec.model_validate(grid)

@@ -291,8 +291,22 @@ def test_a_drain_at_any_call_changes_nothing_of_what_comes_out(
         assert trial.results() == plain.results(), number
 
 
-def test_several_cells_in_flight_pause_together(make_trial: MakeTrial) -> None:
-    trial = make_trial(seeds=3, groups=2)
+IN_FLIGHT = pytest.mark.parametrize("places", [{"groups": 2}, {"slots": 2}], ids=["groups", "slots"])
+
+
+@IN_FLIGHT
+def test_several_cells_in_flight_end_as_one_after_the_other(
+    make_trial: MakeTrial, places: dict[str, Any]
+) -> None:
+    trial = undisturbed(make_trial, seeds=5, **places)
+    assert trial.results() == undisturbed(make_trial, seeds=5).results()
+    updates = [call.cell for call in trial.cluster.calls if call.method == "update"]
+    assert updates != sorted(updates), "no two cells were in flight"
+
+
+@IN_FLIGHT
+def test_several_cells_in_flight_pause_together(make_trial: MakeTrial, places: dict[str, Any]) -> None:
+    trial = make_trial(seeds=3, **places)
 
     async def drain(call: Call) -> None:
         trial.now.drain()
@@ -303,7 +317,93 @@ def test_several_cells_in_flight_pause_together(make_trial: MakeTrial) -> None:
         made = [call.step for call in trial.cluster.calls if (call.method, call.cell) == ("update", cell)]
         assert trial.committed_step(cell) == max(made)
     trial.start()
-    assert trial.results() == undisturbed(make_trial, seeds=3, groups=2).results()
+    assert trial.results() == undisturbed(make_trial, seeds=3).results()
+
+
+def test_steps_go_on_beside_an_evaluation_whose_row_comes_later(make_trial: MakeTrial) -> None:
+    trial = make_trial(steps=6, commits=100)
+    rows_at: dict[int, int] = {}
+
+    async def act(call: Call) -> None:
+        if (call.method, call.step) == ("sample validation", 2):
+            # Longer than the way to the next mark, which waits for it.
+            await until(
+                lambda: any(made.method == "update" and made.step == 4 for made in trial.cluster.calls)
+            )
+        if call.method == "update":
+            rows_at[call.step] = len(trial.folder.cell(S0).rows())
+
+    trial.start(StandInCluster(act))
+    assert trial.results() == undisturbed(make_trial, steps=6, commits=100).results()
+    assert (rows_at[3], rows_at[4], rows_at[5]) == (0, 0, 1)
+
+
+def test_a_commit_waits_for_the_rows_up_to_its_step(make_trial: MakeTrial) -> None:
+    trial = make_trial(steps=6, commits=3)
+    evaluated = asyncio.Event()
+    commits: list[tuple[int, bool, int]] = []
+
+    async def act(call: Call) -> None:
+        if (call.method, call.step) == ("sample validation", 2):
+            await asyncio.sleep(0.05)
+            evaluated.set()
+        if call.method == "save":
+            commits.append((call.step, evaluated.is_set(), len(trial.folder.cell(S0).rows())))
+
+    trial.start(StandInCluster(act))
+    assert commits[0] == (3, True, 1)
+    assert trial.results() == undisturbed(make_trial, steps=6, commits=3).results()
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_a_drain_beside_an_evaluation_commits_once_its_row_is_there(make_trial: MakeTrial, step: int) -> None:
+    trial = make_trial(steps=6, commits=100)
+    release = asyncio.Event()
+
+    async def act(call: Call) -> None:
+        if call.method == "sample validation" and call.step == step - 1:
+            await release.wait()
+        if (call.method, call.step) == ("update", step):
+            trial.now.drain()
+            asyncio.get_running_loop().call_later(0.02, release.set)
+
+    trial.start(StandInCluster(act))
+    assert (trial.state(S0).state, trial.committed_step(S0)) == (State.PAUSED, step)
+    assert [row["step"] for row in trial.folder.cell(S0).rows()] == [2, 4][: step // 2]
+    trial.start()
+    assert trial.results() == undisturbed(make_trial, steps=6, commits=100).results()
+
+
+def test_a_cell_that_diverges_beside_an_evaluation_keeps_that_row(make_trial: MakeTrial) -> None:
+    ratios, trial = {(S0, 3): 3.0}, make_trial(steps=6, commits=100)
+
+    async def act(call: Call) -> None:
+        if (call.method, call.step) == ("sample validation", 2):
+            await until(
+                lambda: any(made.method == "update" and made.step == 3 for made in trial.cluster.calls)
+            )
+
+    trial.start(StandInCluster(act, ratios))
+    assert trial.state(S0).state is State.DIVERGED
+    assert [row["step"] for row in trial.folder.cell(S0).rows()] == [2]
+
+
+def test_an_evaluation_that_fails_beside_later_steps_costs_an_attempt_and_no_result(
+    make_trial: MakeTrial,
+) -> None:
+    trial = make_trial(steps=6, commits=100)
+    failures = 0
+
+    async def act(call: Call) -> None:
+        nonlocal failures
+        if (call.method, call.step) == ("sample validation", 2) and failures < 2:
+            failures += 1  # once more than a phase is repeated
+            await asyncio.sleep(0.005)
+            raise MemberLost("sampler 0", "the test")
+
+    trial.start(StandInCluster(act))
+    assert [record.outcome for record in trial.attempts(S0)] == ["lost", "finished"]
+    assert trial.results() == undisturbed(make_trial, steps=6, commits=100).results()
 
 
 # Cancelled at once
@@ -407,6 +507,25 @@ def test_a_cell_whose_learner_fails_is_tried_again_after_a_backoff_and_ends_the_
     # The group served the other cell meanwhile.
     assert trial.attempts(S1)[0].started_at < second.started_at
     assert trial.results() == undisturbed(make_trial, seeds=2).results()
+
+
+def test_a_broken_group_costs_the_other_cell_that_it_held_a_preemption(make_trial: MakeTrial) -> None:
+    trial = make_trial(seeds=2, slots=2)
+
+    async def fail(call: Call) -> None:
+        raise MemberLost("learner 0 rank 0", "the test")
+
+    trial.start(StandInCluster(once("update", S0, 2, fail)))
+    assert trial.results() == undisturbed(make_trial, seeds=2).results()
+    assert [(record.outcome, record.fault) for record in trial.attempts(S0)] == [
+        ("lost", "process lost"),
+        ("finished", None),
+    ]
+    assert [(record.outcome, record.fault) for record in trial.attempts(S1)] == [
+        ("lost", "node lost"),
+        ("finished", None),
+    ]
+    assert sum(call.method == "open" for call in trial.cluster.calls.elements()) == 2
 
 
 def test_a_spent_budget_fails_a_cell_and_stops_no_other(make_trial: MakeTrial) -> None:

@@ -113,8 +113,8 @@ class Rank:
         self._actor_id = f"{number:02d}".encode()
         self._end = end
 
-    def remote(self, *folder: Path) -> Coroutine[Any, Any, Any]:
-        return result(self._end if folder else 0)
+    def remote(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
+        return result(self._end if arguments else 0)
 
     async def lost(self, error: Exception) -> RuntimeError:
         return RuntimeError(f"{self.role} was lost")
@@ -135,10 +135,10 @@ def test_only_an_error_that_all_ranks_recover_from_leaves_the_group_fit(
     tmp_path: Path, end: Exception, raised: type[Exception], broken: bool
 ) -> None:
     shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print)
-    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), shared)
+    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), 1, shared)
     group.broken = False
     with pytest.raises(raised):
-        asyncio.run(group.save(tmp_path))
+        asyncio.run(group.slots[0].save(tmp_path))
     assert group.broken is broken
 
 
@@ -148,8 +148,8 @@ def test_full_storage_of_one_rank_alone_breaks_the_group(
     monkeypatch.setattr(learner_group, "RANKS_AGREE_SECONDS", 0.01)
     shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print)
     ranks = [Rank(0, OSError(errno.ENOSPC, "full")), Rank(1, None)]
-    group = LearnerGroup(cast(list[PoolMember], ranks), shared)
+    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared)
     group.broken = False
     with pytest.raises(GroupBroken):
-        asyncio.run(group.save(tmp_path))
+        asyncio.run(group.slots[0].save(tmp_path))
     assert group.broken

@@ -90,14 +90,15 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
 
     async def broken_and_opened(pools: Pools) -> None:
         group = pools.learners[0]
-        await group.begin_cell("cell/step-0", None)
+        slot = group.slots[0]
+        await slot.begin_cell("cell/step-0", None)
         os.kill(group.members[0].process.pid, signal.SIGKILL)
         with pytest.raises(Exception, match="learner 0 rank 0 was lost"):
-            await group.begin_cell("cell/step-0", None)
+            await slot.begin_cell("cell/step-0", None)
         assert group.broken
         await group.open()
         assert not group.broken
-        await group.begin_cell("cell/step-0", None)
+        await slot.begin_cell("cell/step-0", None)
 
     async def try_all() -> tuple[float, str]:
         pools = make_pools(spec, 12, shared)

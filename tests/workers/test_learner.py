@@ -60,7 +60,7 @@ class Group:
     def begin(self, micro_batch_tokens: int = 16_384, zero_variance_filter: str = "off") -> None:
         """A fresh cell whose weights are called ``start``."""
         self.call("change", micro_batch_tokens, zero_variance_filter)
-        self.call("begin_cell", "start", None)
+        self.call("begin_cell", 0, "start", None)
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -76,9 +76,9 @@ def groups(
             ray.kill(rank)
 
 
-def random_rollouts(version: str, groups: int = 5, n: int = 4) -> tuple[Rollouts, np.ndarray]:
+def random_rollouts(version: str, groups: int = 5, n: int = 4, seed: int = 3) -> tuple[Rollouts, np.ndarray]:
     """Made-up responses of 1 to 7 tokens with made-up sampler log-probabilities, and rewards with one flat group."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 8, size=groups * n)
     rewards = rng.integers(0, 2, size=(groups, n)).astype(np.float32)
     rewards[0] = 1
@@ -115,7 +115,7 @@ def test_metrics_do_not_depend_on_ranks(groups: dict[int, Group]) -> None:
     metrics = []
     for ranks in (1, 2):
         groups[ranks].begin(micro_batch_tokens=30)
-        metrics.append(groups[ranks].call("update", "next", 1e-3, rollouts, rewards)[0])
+        metrics.append(groups[ranks].call("update", 0, "next", 1e-3, rollouts, rewards)[0])
         metrics[-1].pop("seconds_learning")
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
     assert metrics[0]["zero_variance_right"] == pytest.approx(1 / 5)
@@ -128,10 +128,10 @@ def test_every_tensor_learns_also_after_a_forward_pass_alone(groups: dict[int, G
     rollouts, rewards = random_rollouts("start")
     group = groups[ranks]
     group.begin()
-    group.call("logprobs", rollouts)
+    group.call("logprobs", 0, rollouts)
     group.begin()
     before = group.call("parameters")
-    group.call("update", "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "next", 1e-3, rollouts, rewards)
     after = group.call("parameters")
     assert [name for name in before if np.array_equal(before[name], after[name])] == []
 
@@ -143,12 +143,12 @@ def test_every_part_of_an_update_counts_as_a_sign_of_life(groups: dict[int, Grou
     group.begin()
     parameters = len(group.call("parameters"))
     before = group.call("count")
-    group.call("update", "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "next", 1e-3, rollouts, rewards)
     # One micro-batch, the optimiser's step, and each tensor that is handed on.
     assert group.call("count") - before == 1 + 1 + parameters
     group.begin(micro_batch_tokens=30)
     before = group.call("count")
-    group.call("update", "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "next", 1e-3, rollouts, rewards)
     assert group.call("count") - before > 1 + 1 + parameters
 
 
@@ -158,7 +158,7 @@ def test_rollouts_of_other_weights_are_refused(groups: dict[int, Group]) -> None
     with pytest.raises(
         ray.exceptions.RayTaskError, match="rollouts of another version for a learner at start"
     ):
-        groups[1].call("update", "next", 1e-3, rollouts, rewards)
+        groups[1].call("update", 0, "next", 1e-3, rollouts, rewards)
 
 
 def test_a_batch_without_signal_still_makes_a_step(groups: dict[int, Group]) -> None:
@@ -167,17 +167,56 @@ def test_a_batch_without_signal_still_makes_a_step(groups: dict[int, Group]) -> 
     group = groups[1]
     group.begin(zero_variance_filter="all")
     before = group.call("parameters")
-    metrics, _ = group.call("update", "next", 1e-3, rollouts, np.ones_like(rewards))
+    metrics, _ = group.call("update", 0, "next", 1e-3, rollouts, np.ones_like(rewards))
     assert metrics["grad_norm"] == 0
     after = group.call("parameters")
     assert all((before[name] == after[name]).all() for name in before)
     # The step counts: Adam's bias correction of a second step differs from that of a first one.
-    group.call("update", "second", 1e-3, again, rewards)
+    group.call("update", 0, "second", 1e-3, again, rewards)
     second = group.call("parameters")
     group.begin(zero_variance_filter="all")
-    group.call("update", "first", 1e-3, rollouts, rewards)
+    group.call("update", 0, "first", 1e-3, rollouts, rewards)
     first = group.call("parameters")
     assert max(float(np.abs(first[name] - second[name]).max()) for name in first) > 1e-5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cells_in_two_slots_learn_as_each_would_alone(
+    groups: dict[int, Group], tmp_path: Path, ranks: int
+) -> None:
+    """Weights, moments and step counts of a slot are its own: one has made two steps when the other makes its first."""
+    group = groups[ranks]
+    batches = {
+        slot: [random_rollouts(f"{slot}-{step}", seed=10 * slot + step) for step in range(3)]
+        for slot in (0, 1)
+    }
+
+    def learn(slot: int, step: int) -> None:
+        group.call("update", slot, f"{slot}-{step + 1}", 1e-3, *batches[slot][step])
+
+    alone = {}
+    for slot in (0, 1):
+        group.begin()
+        group.call("begin_cell", slot, f"{slot}-0", None)
+        for step in range(3):
+            learn(slot, step)
+        alone[slot] = group.call("parameters")
+    assert any((alone[0][name] != alone[1][name]).any() for name in alone[0])
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for slot in (0, 1):
+        group.call("begin_cell", slot, f"{slot}-0", None)
+    for slot, step in [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1)]:
+        learn(slot, step)
+    group.call("save", 0, folder)
+    learn(1, 2)
+    for name, value in group.call("parameters").items():
+        np.testing.assert_array_equal(value, alone[1][name], err_msg=name)
+    # What was saved of the other slot is that slot's.
+    group.call("begin_cell", 1, "0-3", folder)
+    for name, value in group.call("parameters").items():
+        np.testing.assert_array_equal(value, alone[0][name], err_msg=name)
 
 
 @pytest.mark.parametrize(("written_by", "read_by"), [(1, 1), (1, 2), (2, 1)])
@@ -188,19 +227,19 @@ def test_a_resumed_learner_goes_on_as_if_undisturbed_also_with_other_ranks(
     again, _ = random_rollouts("next")
     writer, reader = groups[written_by], groups[read_by]
     writer.begin()
-    writer.call("update", "next", 1e-3, rollouts, rewards)
+    writer.call("update", 0, "next", 1e-3, rollouts, rewards)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    writer.call("save", folder)
+    writer.call("save", 0, folder)
     saved = writer.call("parameters")
-    writer.call("update", "last", 1e-3, again, rewards)
+    writer.call("update", 0, "last", 1e-3, again, rewards)
     expected = writer.call("parameters")
 
     reader.begin()
-    reader.call("begin_cell", "next", folder)
+    reader.call("begin_cell", 0, "next", folder)
     for name, value in reader.call("parameters").items():
         np.testing.assert_array_equal(value, saved[name], err_msg=name)
-    reader.call("update", "last", 1e-3, again, rewards)
+    reader.call("update", 0, "last", 1e-3, again, rewards)
     resumed = reader.call("parameters")
     if written_by == read_by:
         for name, value in expected.items():
