@@ -77,8 +77,23 @@ def token_weights(rewards: np.ndarray, lengths: np.ndarray, filter_: ZeroVarianc
     return TokenWeights(policy=weights(policy), regulariser=weights(regulariser))
 
 
+def contributing(
+    advantages: np.ndarray, weights: TokenWeights, *, kl_coefficient: float, entropy_coefficient: float
+) -> np.ndarray:
+    """[R] whether a response has any part in the gradient; of the others forward and backward passes would add exact zeros.
+
+    Args:
+        advantages: [R].
+        weights: of the batch, whose denominators count all responses, whether they are computed or not.
+        kl_coefficient: of the loss.
+        entropy_coefficient: of the loss.
+    """
+    regularised = bool(kl_coefficient or entropy_coefficient)
+    return ((weights.policy != 0) & (advantages != 0)) | (regularised & (weights.regulariser != 0))
+
+
 def token_statistics(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy_gradient: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each token and entropy of each distribution at a temperature, in float32 at least.
 
@@ -86,6 +101,7 @@ def token_statistics(
         logits: [T, V].
         tokens: [T] chosen tokens.
         temperature: > 0.
+        entropy_gradient: whether entropies are differentiated; nothing of size [T, V] is kept for them when not.
 
     Returns:
         ([T] log-probabilities, [T] entropies in nats).
@@ -93,7 +109,9 @@ def token_statistics(
     scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     distribution = torch.log_softmax(scaled, dim=-1)
     chosen = distribution.gather(-1, tokens[:, None]).squeeze(-1)
-    return chosen, -(distribution.exp() * distribution).sum(-1)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+        entropies = -(distribution.exp() * distribution).sum(-1)
+    return chosen, entropies
 
 
 @dataclass(frozen=True)

@@ -217,16 +217,25 @@ class LearnerRank:
         grouped = rewards.reshape(-1, n)
         advantages = grpo.group_advantages(grouped).reshape(-1)
         weights = grpo.token_weights(grouped, rollouts.lengths, recipe.zero_variance_filter)
+        computed = grpo.contributing(
+            advantages,
+            weights,
+            kl_coefficient=recipe.kl_coefficient,
+            entropy_coefficient=recipe.entropy_coefficient,
+        )
+        if not computed.any():
+            computed[:n] = True  # with weights of zero: something must show that sampler and learner agree
         prompt_lengths = np.repeat([len(prompt) for prompt in rollouts.prompts], n)
+        responses = np.flatnonzero(computed)
         plan = grpo.plan_micro_batches(
-            prompt_lengths + rollouts.lengths, self._ranks, self._settings.micro_batch_tokens
+            (prompt_lengths + rollouts.lengths)[responses], self._ranks, self._settings.micro_batch_tokens
         )[self._rank]
         self._model.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         largest = 0.0
-        for position, indices in enumerate(plan):
+        for position, chosen in enumerate(plan):
             self._model.set_requires_gradient_sync(position == len(plan) - 1)
-            if len(indices) == 0:
+            if len(chosen) == 0:
                 # Take part in the collectives of the other ranks, with a single token and no weight.
                 token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
                 if self._base_model is not None:
@@ -234,7 +243,7 @@ class LearnerRank:
                 (self._model(input_ids=token).logits.sum() * 0.0).backward()
                 self.beats += 1
                 continue
-            batch = policy.ResponseBatch(rollouts, indices, self._device)
+            batch = policy.ResponseBatch(rollouts, responses[chosen], self._device)
             terms = self._terms(batch, rollouts, advantages, weights)
             loss = grpo.grpo_loss(
                 terms,
@@ -249,7 +258,7 @@ class LearnerRank:
             differences = (terms.logprobs.detach() - terms.sampler_logprobs).abs()
             # numpy's maximum, unlike Python's, hands on what is no number.
             largest = float(np.maximum(largest, float(differences.max())))
-        return self._batch_metrics(sums, largest, rollouts, grouped)
+        return self._batch_metrics(sums, largest, rollouts, grouped, computed)
 
     def _terms(
         self,
@@ -263,15 +272,15 @@ class LearnerRank:
         if self._base_model is not None:
             with torch.no_grad():
                 base_logprobs, _ = policy.response_statistics(self._base_model, batch, temperature)
-        needs_entropy_gradient = self._settings.recipe.entropy_coefficient > 0
-        logprobs, entropies = policy.response_statistics(self._model, batch, temperature)
+        entropy_gradient = self._settings.recipe.entropy_coefficient > 0
+        logprobs, entropies = policy.response_statistics(self._model, batch, temperature, entropy_gradient)
 
         def of_responses(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values[batch.response_index]).to(self._device, logprobs.dtype)
 
         return grpo.TokenTerms(
             logprobs=logprobs,
-            entropies=entropies if needs_entropy_gradient else entropies.detach(),
+            entropies=entropies,
             sampler_logprobs=torch.from_numpy(rollouts.logprobs[batch.token_index]).to(self._device),
             base_logprobs=base_logprobs,
             advantages=of_responses(advantages),
@@ -280,8 +289,14 @@ class LearnerRank:
         )
 
     def _batch_metrics(
-        self, sums: torch.Tensor, largest: float, rollouts: Rollouts, rewards: np.ndarray
+        self,
+        sums: torch.Tensor,
+        largest: float,
+        rollouts: Rollouts,
+        rewards: np.ndarray,
+        computed: np.ndarray,
     ) -> dict[str, float]:
+        """Columns of the history. What needs the learner's forward pass is a mean over the tokens of ``computed`` [R] responses."""
         if self._ranks > 1:
             sums = sums.to(self._device)
             dist.all_reduce(sums)
@@ -289,11 +304,14 @@ class LearnerRank:
             dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
             largest = float(maximum)
         total = dict(zip(_SUMS, sums.tolist(), strict=True))
-        tokens = len(rollouts.tokens)
+        tokens = int(rollouts.lengths[computed].sum())
+        # Of the other responses -log p of the sampled tokens, whose expectation is the entropy.
+        surprisal = -float(rollouts.logprobs[~np.repeat(computed, rollouts.lengths)].sum(dtype=np.float64))
         flat = grpo.zero_variance(rewards)
         metrics = {
             "loss": total["loss"],
-            "entropy": total["entropy"] / tokens,
+            "computed_share": float(computed.mean()),
+            "entropy": (total["entropy"] + surprisal) / len(rollouts.tokens),
             "importance_ratio": total["importance_ratio"] / tokens,
             "tis_capped": total["tis_capped"] / tokens,
             "logprob_difference": largest,

@@ -62,18 +62,14 @@ class ResponseBatch:
         responses = [rollouts.tokens[offsets[i] : offsets[i + 1]] for i in indices]
         longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
         tokens = np.zeros((len(indices), longest), dtype=np.int64)
-        attention = np.zeros((len(indices), longest), dtype=np.int64)
         positions = []
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             end = len(prompt) + len(response)
             tokens[row, : len(prompt)] = prompt
             tokens[row, len(prompt) : end] = response
-            attention[row, :end] = 1
             # The logits at a position say what comes next.
             positions.append(row * longest + np.arange(len(prompt) - 1, end - 1))
         self.tokens = torch.from_numpy(tokens).to(device)
-        """[b, L]"""
-        self.attention = torch.from_numpy(attention).to(device)
         """[b, L]"""
         self.positions = torch.from_numpy(np.concatenate(positions)).to(device)
         """[T] positions in the flattened batch whose logits predict a response token."""
@@ -86,11 +82,22 @@ class ResponseBatch:
 
 
 def response_statistics(
-    model: torch.nn.Module, batch: ResponseBatch, temperature: float
+    model: torch.nn.Module, batch: ResponseBatch, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([T] log-probabilities, [T] entropies) of the response tokens of a batch."""
-    logits = model(input_ids=batch.tokens, attention_mask=batch.attention, use_cache=False).logits
-    return token_statistics(logits.flatten(0, 1)[batch.positions], batch.responses, temperature)
+
+    def only_responses(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, *rest = arguments
+        return (hidden.flatten(0, 1)[batch.positions], *rest)
+
+    # Logits of prompts and padding are never looked at, and can be most of the memory of a step.
+    hook = model.get_output_embeddings().register_forward_pre_hook(only_responses)
+    try:
+        # No attention mask: padding lies on the right, where causal attention never looks, and without one the fast kernels serve.
+        logits = model(input_ids=batch.tokens, use_cache=False).logits
+    finally:
+        hook.remove()
+    return token_statistics(logits, batch.responses, temperature, entropy_gradient)
 
 
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,6 +6,7 @@ import torch
 
 from workers.grpo import (
     TokenTerms,
+    contributing,
     group_advantages,
     grpo_loss,
     k3,
@@ -53,6 +54,26 @@ def test_filtered_groups_leave_numerator_and_denominator(
 def test_a_batch_that_is_filtered_whole_has_no_weight_and_no_division_by_zero() -> None:
     weights = token_weights(np.array([[1, 1], [0, 0]]), np.array([1, 2, 3, 4]), "all")
     assert weights.policy.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("filter_", "kl", "entropy", "expected"),
+    [
+        ("off", 0.0, 0.0, [False, False, True, True]),
+        ("off", 0.1, 0.0, [True, True, True, True]),
+        ("off", 0.0, 0.1, [True, True, True, True]),
+        ("all", 0.1, 0.1, [False, False, True, True]),
+        ("regularisers", 0.1, 0.1, [False, False, True, True]),
+    ],
+)
+def test_only_answers_with_an_advantage_or_a_regulariser_contribute(
+    filter_: str, kl: float, entropy: float, expected: list[bool]
+) -> None:
+    rewards = np.array([[1, 1], [0, 1]])
+    weights = token_weights(rewards, np.array([1, 2, 3, 4]), filter_)  # type: ignore[arg-type]
+    advantages = group_advantages(rewards).reshape(-1)
+    found = contributing(advantages, weights, kl_coefficient=kl, entropy_coefficient=entropy)
+    assert found.tolist() == expected
 
 
 def test_statistics_are_taken_at_the_temperature() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,18 +12,22 @@ import ray
 
 from grids.spec import EasyRecipe, ModelSpec, OptimiserSpec
 from tests.tiny_models import make_model
+from workers import grpo
 from workers.learner import LearnerRank, LearnerSettings
 from workers.rollouts import Rollouts
 
 pytestmark = pytest.mark.engine
 
 
+RECIPE: dict[str, Any] = {"kl_coefficient": 0.1, "entropy_coefficient": 0.05, "zero_variance_filter": "off"}
+
+
 class OpenLearner(LearnerRank):
     """A rank that shows its gradients and its parameters, and whose settings can be changed between cells."""
 
-    def change(self, micro_batch_tokens: int, zero_variance_filter: str) -> None:
-        recipe = self._settings.recipe.model_copy(update={"zero_variance_filter": zero_variance_filter})
-        self._settings = replace(self._settings, micro_batch_tokens=micro_batch_tokens, recipe=recipe)
+    def change(self, micro_batch_tokens: int, recipe: dict[str, Any]) -> None:
+        changed = self._settings.recipe.model_copy(update=recipe)
+        self._settings = replace(self._settings, micro_batch_tokens=micro_batch_tokens, recipe=changed)
 
     def count(self) -> int:
         return self.beats
@@ -30,6 +35,18 @@ class OpenLearner(LearnerRank):
     def gradients(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
         self.backward(rollouts, rewards)
         return {name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()}
+
+    def gradients_of_all(
+        self, rollouts: Rollouts, rewards: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], float]:
+        """The same with no response left out, and the share of responses that were computed."""
+        with mock.patch.object(
+            grpo, "contributing", lambda advantages, *_, **__: np.ones(len(advantages), bool)
+        ):
+            metrics = self.backward(rollouts, rewards)
+            return {
+                name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()
+            }, metrics["computed_share"]
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: p.full_tensor().detach().numpy() for name, p in self._model.named_parameters()}
@@ -41,7 +58,7 @@ class Group:
     def __init__(self, model: Path, ranks: int) -> None:
         settings = LearnerSettings(
             model=ModelSpec(path=str(model)),
-            recipe=EasyRecipe(type="easy", kl_coefficient=0.1, entropy_coefficient=0.05),
+            recipe=EasyRecipe(type="easy", **RECIPE),
             optimiser=OptimiserSpec(learning_rate=1e-3),
             temperature=0.8,
             micro_batch_tokens=16_384,
@@ -57,9 +74,9 @@ class Group:
         """The method's result on rank 0."""
         return ray.get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
 
-    def begin(self, micro_batch_tokens: int = 16_384, zero_variance_filter: str = "off") -> None:
-        """A fresh cell whose weights are called ``start``."""
-        self.call("change", micro_batch_tokens, zero_variance_filter)
+    def begin(self, micro_batch_tokens: int = 16_384, **recipe: Any) -> None:
+        """A fresh cell whose weights are called ``start``, under another recipe than ``RECIPE``."""
+        self.call("change", micro_batch_tokens, RECIPE | recipe)
         self.call("begin_cell", 0, "start", None)
 
 
@@ -178,6 +195,34 @@ def test_a_batch_without_signal_still_makes_a_step(groups: dict[int, Group]) -> 
     group.call("update", 0, "first", 1e-3, rollouts, rewards)
     first = group.call("parameters")
     assert max(float(np.abs(first[name] - second[name]).max()) for name in first) > 1e-5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [
+        # One of five groups is flat.
+        ({"kl_coefficient": 0.0, "entropy_coefficient": 0.0}, 0.8),
+        ({"zero_variance_filter": "all"}, 0.8),
+        ({"zero_variance_filter": "regularisers"}, 0.8),
+        ({}, 1.0),
+    ],
+)
+def test_answers_without_a_part_in_the_gradient_are_left_out_and_change_nothing(
+    groups: dict[int, Group], ranks: int, recipe: dict[str, Any], share: float
+) -> None:
+    rollouts, rewards = random_rollouts("start")
+    groups[ranks].begin(micro_batch_tokens=30, **recipe)
+    expected, everything = groups[ranks].call("gradients_of_all", rollouts, rewards)
+    assert everything == 1.0
+    metrics = groups[ranks].call("update", 0, "next", 1e-3, rollouts, rewards)[0]
+    assert metrics["computed_share"] == share
+    groups[ranks].begin(micro_batch_tokens=30, **recipe)
+    found = groups[ranks].call("gradients", rollouts, rewards)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected.values()))
+    assert norm > 0.01
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=1e-6 * max(1.0, norm), err_msg=name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
