@@ -15,6 +15,8 @@ from orchestrator.failures.faults import Phase
 from orchestrator.pools.agreement import require_agreement
 from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
+from orchestrator.pools.work import Work
+from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
 
@@ -126,8 +128,9 @@ class CellRun:
                 store.log(f"no longer bit for bit: {note}")
         self._committed_at = self._clock.monotonic()
         self.phase = str(Phase.TAKING_UP)
-        version = f"{self._cell.id}/attempt-{state.attempt}/step-{self._progress.step}"
-        return await self._learner.begin_cell(version, checkpoint)
+        cell, step = self._cell.id, self._progress.step
+        version = f"{cell}/attempt-{state.attempt}/step-{step}"
+        return await self._learner.begin_cell(cell, step, version, checkpoint)
 
     async def _train(self, version: str, weights: Ref) -> None:
         cell, progress = self._cell, self._progress
@@ -172,21 +175,23 @@ class CellRun:
         batch = training_batch(self._cell, step, self._data)
         # Longest remaining work first, or the longest cell would end alone on idle pools.
         urgency = float((self._cell.update_steps - step + 1) * self._cell.batch_rollouts)
+        work = Work(PhaseKind.SAMPLING, self._cell.id, step, batch.request.sequences, urgency=urgency)
         self.phase = f"{Phase.SAMPLING} of step {step}"
-        rollouts, seconds_sampling = await self._phases.sample(batch, weights, urgency)
+        rollouts, tokens, seconds_sampling = await self._phases.sample(batch, weights, work)
         self.phase = f"{Phase.GRADING} of step {step}"
-        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds, urgency)
+        work = replace(work, kind=PhaseKind.GRADING, tokens=tokens)
+        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds, work)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
         self.phase = f"{Phase.LEARNING} of step {step}"
-        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards, urgency)
+        work = replace(work, kind=PhaseKind.LEARNING)
+        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards, work)
         metrics |= {
             "verifier_failures": float(failures),
             "seconds_sampling": seconds_sampling,
             "seconds_grading": seconds_grading,
         }
-        tokens = round(metrics["response_tokens"] * self._cell.batch_rollouts)
         return metrics, tokens, new_weights
 
     def _require_agreement(self, metrics: dict[str, float], step: int) -> None:
@@ -212,7 +217,7 @@ class CellRun:
         }
         columns |= progress.close_interval()
         # Later steps must not be held up; a stop gives it up only where no later step has been made.
-        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights))
+        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights, cell.id, progress.step))
         self._owed = _OwedRow(before, columns, evaluation)
 
     async def _land_row(self) -> None:

@@ -16,7 +16,9 @@ from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProble
 from orchestrator.failures.isolation import isolate
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.shared_pool import PoolLost, Ref
+from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
+from orchestrator.store.phase_log import PhaseKind
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices
 from workers.rollouts import rollout_seed
@@ -98,8 +100,8 @@ class Phases:
         """The same phases, which no stop ends."""
         return replace(self, stop=asyncio.Event())
 
-    async def sample(self, batch: Batch, weights: Ref, urgency: float) -> tuple[Ref, float]:
-        """(reference to ``Rollouts``, seconds) of a batch, sampled from ``weights``; the most urgent is served first.
+    async def sample(self, batch: Batch, weights: Ref, work: Work) -> tuple[Ref, int, float]:
+        """(reference to ``Rollouts``, tokens, seconds) of a batch, sampled from ``weights``.
 
         Raises:
             PoisonedProblems: it fails, and it is these problems that make it fail.
@@ -107,9 +109,10 @@ class Phases:
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
         try:
-            return await self._repeating(
-                Phase.SAMPLING, lambda: self._sampled(batch.request, weights, urgency)
+            rollouts, (tokens, seconds) = await self._repeating(
+                Phase.SAMPLING, lambda: self._sampled(batch.request, weights, work)
             )
+            return rollouts, tokens, seconds
         except (Stopped, PoolLost, UserError):
             raise
         except Exception as error:
@@ -117,48 +120,56 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(batch.part(some), weights, urgency), len(batch.request.prompts)
+                lambda some: self._fails(batch.part(some), weights, work), len(batch.request.prompts)
             )
             if not positions:
                 raise
             raise PoisonedProblems([batch.sources[i] for i in positions], fault.reason) from error
 
-    async def grade(self, rollouts: Ref, golds: list[str], urgency: float) -> tuple[Ref, int, float]:
+    async def grade(self, rollouts: Ref, golds: list[str], work: Work) -> tuple[Ref, int, float]:
         """(reference to rewards [R], answers whose grading crashed or hung, seconds)."""
         rewards, (failures, seconds) = await self._repeating(
             Phase.GRADING,
-            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds, urgency=urgency),
+            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds, work=work),
         )
         return rewards, failures, seconds
 
-    async def evaluate(self, weights: Ref) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
+    async def evaluate(
+        self, weights: Ref, cell: str, step: int
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(validation and train-probe columns of a history row, validation rollouts to keep) of a cell's weights."""
         started = time.monotonic()
-        validation = validation_batch(self.spec, self.data)
-        rollouts, _ = await self.sample(validation, weights, EVALUATION_URGENCY)
         kept = self.spec.evaluation.kept_rollouts
-        columns, samples = await self._graded("evaluate", rollouts, validation.golds, kept)
+        validation = validation_batch(self.spec, self.data)
+        columns, samples = await self._evaluated("evaluate", validation, weights, cell, step, kept)
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
-            rollouts, _ = await self.sample(probe, weights, EVALUATION_URGENCY)
-            probe_columns, failures = await self._graded("probe", rollouts, probe.golds)
+            probe_columns, failures = await self._evaluated("probe", probe, weights, cell, step)
             columns |= probe_columns
             columns["eval_verifier_failures"] += failures
         return columns | {"seconds_evaluating": time.monotonic() - started}, samples
 
-    async def _graded(self, method: str, *arguments: object) -> Any:
+    async def _evaluated(
+        self, method: str, batch: Batch, weights: Ref, cell: str, step: int, *arguments: object
+    ) -> Any:
+        """Sampled, and graded by a method of the grader."""
+        work = Work(PhaseKind.EVALUATION, cell, step, batch.request.sequences, urgency=EVALUATION_URGENCY)
+        rollouts, tokens, _ = await self.sample(batch, weights, work)
+        graded = replace(work, kind=PhaseKind.EVALUATION_GRADING, tokens=tokens)
         return await self._repeating(
-            Phase.GRADING, lambda: self.pools.grader.value(method, *arguments, urgency=EVALUATION_URGENCY)
+            Phase.GRADING,
+            lambda: self.pools.grader.value(method, rollouts, batch.golds, *arguments, work=graded),
         )
 
     def _sampled(
-        self, request: SamplingRequest, weights: Ref, urgency: float
-    ) -> Coroutine[Any, Any, tuple[Ref, float]]:
-        return self.pools.samplers.reference_and_value("sample", request, weights, urgency=urgency)
+        self, request: SamplingRequest, weights: Ref, work: Work
+    ) -> Coroutine[Any, Any, tuple[Ref, tuple[int, float]]]:
+        counted = replace(work, sequences=request.sequences, count_tokens=lambda sampled: sampled[0])
+        return self.pools.samplers.reference_and_value("sample", request, weights, work=counted)
 
-    async def _fails(self, request: SamplingRequest, weights: Ref, urgency: float) -> bool:
+    async def _fails(self, request: SamplingRequest, weights: Ref, work: Work) -> bool:
         try:
-            await self.unless_stopped(lambda: self._sampled(request, weights, urgency))
+            await self.unless_stopped(lambda: self._sampled(request, weights, work))
         except (Stopped, PoolLost):
             raise
         except Exception as error:

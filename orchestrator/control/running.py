@@ -31,6 +31,7 @@ from orchestrator.store import requests
 from orchestrator.store.cell_state import CellState, Spent
 from orchestrator.store.holding import LEASE_SECONDS, holder
 from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.phase_log import PhaseLog
 from orchestrator.store.run_store import RunStore, State
 from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.tracked_rows import restore_tracking
@@ -124,9 +125,12 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
         # Only now: what was refused so far has changed nothing.
         run_store.update_resolved(resolved)
         states |= _prepare(run_store, to_do, states, selection)
-        supervision = Supervision(run_dir, lease.epoch, lease.check, spec.failures, clock, console.say)
-        controller = Controller(spec, data, run_store, tracker, console, supervision)
-        return _run_held(cells, to_do, states, controller, lease)
+        with PhaseLog(run_dir, lease.epoch, lease.check, console.say) as phase_log:
+            supervision = Supervision(
+                run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, phase_log.add
+            )
+            controller = Controller(spec, data, run_store, tracker, console, supervision)
+            return _run_held(cells, to_do, states, controller, lease)
 
 
 def _pause_interrupted(run_store: RunStore, states: dict[str, CellState]) -> dict[str, CellState]:
