@@ -16,6 +16,7 @@ from orchestrator.pools.agreement import require_agreement
 from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.pools.work import Work
+from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
@@ -70,12 +71,14 @@ class CellRun:
         store: CellStore,
         layout: dict[str, Any],
         clock: Clock,
+        remaining: RemainingWork,
         listener: Listener,
     ) -> None:
         """Hold what the attempt needs; ``run`` does the work."""
         self._cell, self._phases, self._learner = cell, phases, learner
         self._spec, self._data = phases.spec, phases.data
         self._store, self._layout, self._clock, self._listener = store, layout, clock, listener
+        self._remaining = remaining
         self._marks = frozenset(evaluated_steps(cell, self._spec.evaluation))
         self._progress = Progress()
         self._committed_step = 0
@@ -174,7 +177,7 @@ class CellRun:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
         # Longest remaining work first, or the longest cell would end alone on idle pools.
-        urgency = float((self._cell.update_steps - step + 1) * self._cell.batch_rollouts)
+        urgency = self._remaining.seconds(self._cell, step - 1)
         work = Work(PhaseKind.SAMPLING, self._cell.id, step, batch.request.sequences, urgency=urgency)
         self.phase = f"{Phase.SAMPLING} of step {step}"
         rollouts, tokens, seconds_sampling = await self._phases.sample(batch, weights, work)

@@ -6,10 +6,10 @@ A lost line costs a little knowledge and no result, so nothing here is forced to
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from orchestrator.store.files import FencedFiles, read_bytes
 from orchestrator.store.lease import LeaseLost
@@ -42,8 +42,7 @@ class PhaseKind(StrEnum):
     """What shows, before the first cell, that the pools serve."""
 
 
-@dataclass(frozen=True)
-class PhaseRecord:
+class PhaseRecord(NamedTuple):
     """One call that a member has served."""
 
     member: str
@@ -74,7 +73,7 @@ class PhaseRecord:
 
     def to_line(self) -> bytes:
         """As a line of a segment, times to the microsecond."""
-        fields = asdict(self)
+        fields = self._asdict()
         for name in ("started_at", "busy_seconds", "waited_seconds"):
             fields[name] = round(fields[name], 6)
         return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
@@ -84,7 +83,8 @@ class PhaseRecord:
         """The record; None for a line that was cut off by a kill."""
         try:
             fields = json.loads(line)
-            return cls(**fields | {"kind": PhaseKind(fields["kind"])})
+            fields["kind"] = PhaseKind(fields["kind"])
+            return cls(**fields)
         except (ValueError, TypeError, KeyError):
             return None
 

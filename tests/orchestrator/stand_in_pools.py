@@ -31,8 +31,10 @@ from orchestrator.failures.faults import MemberLost, is_storage_full
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.supervision import Supervision
 from orchestrator.pools.work import Work
+from orchestrator.scheduling.costs import CostModel
 from orchestrator.store.cell_state import AttemptRecord, CellState, State
 from orchestrator.store.lease import Lease
+from orchestrator.store.phase_log import recent_records
 from orchestrator.store.run_store import RunStore
 from orchestrator.tracking.tracker import Tracker
 from tests.orchestrator.small_run import small_grid
@@ -177,12 +179,14 @@ class StandInGroup:
         self.openings = 0
         self.cluster = cluster
         self.slots = [StandInSlot(self) for _ in range(slots)]
+        self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        if self.broken:
-            await self.cluster.reach("open", "", self.role)
-            self.broken = False
-            self.openings += 1
+        async with self._opening:
+            if self.broken:
+                await self.cluster.reach("open", "", self.role)
+                self.broken = False
+                self.openings += 1
 
     async def end(self) -> None:
         for member in self.members:
@@ -371,7 +375,8 @@ class Trial:
                 lambda _: None,
             )
             tracker = cast(Tracker, self.tracker)
-            self.now = Controller(self.spec, DATA, store, tracker, self.console, supervision)
+            costs = CostModel(recent_records(self.run_dir))
+            self.now = Controller(self.spec, DATA, store, tracker, self.console, supervision, costs)
             yield self.now, cells
 
     def _store(self) -> RunStore:

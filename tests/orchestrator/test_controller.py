@@ -427,6 +427,23 @@ def test_pools_are_told_what_they_work_on(make_trial: MakeTrial) -> None:
     assert all(work.count_tokens is not None and work.count_tokens((7, 0.5)) == 7 for work in sampling)
 
 
+def test_the_cell_with_the_most_work_left_is_started_first_and_is_the_most_urgent(
+    make_trial: MakeTrial,
+) -> None:
+    trial = make_trial(seeds=3)
+
+    async def drain(call: Call) -> None:
+        trial.now.drain()
+
+    trial.start(StandInCluster(once("sample", S0, 3, drain)))
+    assert trial.committed_step(S0) == 3
+    trial.start()
+    first = trial.cluster.first
+    assert first[S1] < first[S2] < first[S0]
+    urgencies = [work.urgency for work in trial.cluster.asked if work.cell == S1 and work.kind == "sampling"]
+    assert urgencies == sorted(urgencies, reverse=True) and urgencies[0] > urgencies[-1] > 0
+
+
 # Cancelled at once
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,8 @@ def written(
 def test_what_was_recorded_is_read_as_it_was(tmp_path: Path) -> None:
     records = [
         RECORD,
-        replace(RECORD, member="learner 1", kind=PhaseKind.LEARNING, started_at=1.234567, failed=True),
-        replace(RECORD, kind=PhaseKind.EVALUATION_GRADING, accelerators=0, cell="base"),
+        RECORD._replace(member="learner 1", kind=PhaseKind.LEARNING, started_at=1.234567, failed=True),
+        RECORD._replace(kind=PhaseKind.EVALUATION_GRADING, accelerators=0, cell="base"),
     ]
     written(tmp_path, records)
     assert recent_records(tmp_path) == records
@@ -73,8 +72,8 @@ def test_a_record_is_on_disk_soon_while_the_run_goes_on(
 def test_segments_are_full_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phase_log, "RECORDS_PER_SEGMENT", 3)
     monkeypatch.setattr(phase_log, "SEGMENTS_KEPT", 2)
-    written(tmp_path, [replace(RECORD, step=step) for step in range(8)], epoch=1)
-    written(tmp_path, [replace(RECORD, step=step) for step in range(8, 12)], epoch=2)
+    written(tmp_path, [RECORD._replace(step=step) for step in range(8)], epoch=1)
+    written(tmp_path, [RECORD._replace(step=step) for step in range(8, 12)], epoch=2)
     # Epoch 1 wrote 0-2, 3-5, 6-7; epoch 2 wrote 8-10, 11.
     assert [[record.step for record in epoch] for epoch in read_epochs(tmp_path)] == [[8, 9, 10, 11]]
     assert sorted(path.name for path in (tmp_path / "phases").iterdir()) == [
@@ -89,7 +88,7 @@ def test_the_latest_records_come_from_as_many_segments_as_it_takes(
     monkeypatch.setattr(phase_log, "RECORDS_PER_SEGMENT", 3)
     monkeypatch.setattr(phase_log, "RECENT_RECORDS", 5)
     for epoch, steps in ((1, range(4)), (2, range(4, 8))):
-        written(tmp_path, [replace(RECORD, step=step) for step in steps], epoch)
+        written(tmp_path, [RECORD._replace(step=step) for step in steps], epoch)
     assert [record.step for record in recent_records(tmp_path)] == [3, 4, 5, 6, 7]
 
 
@@ -115,7 +114,7 @@ def test_full_storage_is_said_once_and_later_records_are_kept(
     said: list[str] = []
     with PhaseLog(tmp_path, 1, fence, said.append) as log:
         for step in range(8):
-            log.add(replace(RECORD, step=step))
+            log.add(RECORD._replace(step=step))
             time.sleep(0.02)
     assert looks > 4
     assert len(said) == 1 and "No space left" in said[0]
