@@ -1,7 +1,7 @@
 """How long ``isocompute status`` takes over a large run.
 
 ``python -m benchmarks.status_speed`` makes a run of 10,000 cells with the real store (finished, running, failed and pending ones,
-with a few history rows each), then times the whole command, start of the process included, in every format.
+with a few history rows each, and a full segment of phases), then times the whole command, start of the process included, in every format.
 """
 
 import argparse
@@ -17,9 +17,15 @@ from grids.expansion import expand
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
 from orchestrator.store.lease import Lease
+from orchestrator.store.phase_log import RECORDS_PER_SEGMENT, PhaseKind, PhaseLog, PhaseRecord
 from orchestrator.store.run_store import RunStore, State
 
 ROWS = 5
+POOLS = (
+    ("sampler", PhaseKind.SAMPLING),
+    ("learner", PhaseKind.LEARNING),
+    ("sampler", PhaseKind.EVALUATION),
+)
 STATES = (State.FINISHED, State.RUNNING, State.FAILED, State.PENDING, State.PAUSED)
 
 
@@ -65,6 +71,16 @@ def make_run(run_dir: Path, spec: GridSpec) -> int:
             reason = None if state in (State.FINISHED, State.RUNNING) else "OSError: [Errno 28] No space left"
             writer.commit(done, None, {}, state, reason)
             writer.close()
+        with PhaseLog(run_dir, lease.epoch, lease.check, print) as log:
+            for index in range(RECORDS_PER_SEGMENT):
+                cell = cells[index % len(cells)]
+                pool, kind = POOLS[index % len(POOLS)]
+                sequences, member = cell.batch_rollouts, f"{pool} {index % 300}"
+                log.add(
+                    PhaseRecord(
+                        member, kind, cell.id, ROWS, 1e9 + index, 2.0, 0.5, sequences, 40 * sequences, 1
+                    )
+                )
     return len(cells)
 
 

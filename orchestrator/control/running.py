@@ -19,6 +19,7 @@ from orchestrator.console import Console
 from orchestrator.control.controller import Controller
 from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
+from orchestrator.control.recording import Recording
 from orchestrator.control.selection import Selection, take_up
 from orchestrator.exit_codes import ExitCode
 from orchestrator.failures.faults import is_storage_full
@@ -27,12 +28,11 @@ from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.results.printing import print_report
-from orchestrator.scheduling.costs import CostModel
 from orchestrator.store import requests
 from orchestrator.store.cell_state import CellState, Spent
 from orchestrator.store.holding import LEASE_SECONDS, holder
 from orchestrator.store.lease import Lease, LeaseLost
-from orchestrator.store.phase_log import PhaseLog, PhaseRecord, recent_records
+from orchestrator.store.phase_log import PhaseLog
 from orchestrator.store.run_store import RunStore, State
 from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.tracked_rows import restore_tracking
@@ -126,17 +126,15 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
         # Only now: what was refused so far has changed nothing.
         run_store.update_resolved(resolved)
         states |= _prepare(run_store, to_do, states, selection)
-        costs = CostModel(recent_records(run_dir))
+        trained = sum(
+            states[cell.id].committed_step * cell.batch_rollouts for cell in cells if cell.id in states
+        )
         with PhaseLog(run_dir, lease.epoch, lease.check, console.say) as phase_log:
-
-            def on_phase(record: PhaseRecord) -> None:
-                phase_log.add(record)
-                costs.observe(record)
-
+            recording = Recording(spec, run_dir, phase_log, tracker, clock, trained)
             supervision = Supervision(
-                run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, on_phase
+                run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, recording.take
             )
-            controller = Controller(spec, data, run_store, tracker, console, supervision, costs)
+            controller = Controller(spec, data, run_store, tracker, console, supervision, recording.costs)
             return _run_held(cells, to_do, states, controller, lease)
 
 

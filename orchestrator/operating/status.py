@@ -12,6 +12,7 @@ from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.spec import GridSpec
 from orchestrator.control.selection import has_more_to_do
+from orchestrator.operating.outlook import Outlook
 from orchestrator.store.cell_state import CellState, State
 from orchestrator.store.run_store import RunStore
 from orchestrator.tables import Seconds
@@ -19,12 +20,18 @@ from orchestrator.tables import Seconds
 Row = dict[str, Any]
 
 
-def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
+def status_rows(run_store: RunStore, spec: GridSpec, outlook: Outlook, now: float | None = None) -> list[Row]:
     """One row for each cell of the run's grid, in the grid's order.
 
-    ``age`` is the time since the cell's state or history last changed; None for a cell that was never written.
+    ``age`` is the time since the cell's state or history last changed; None for a cell that was never written. ``eta`` is the
+    time until the cell is done, if the run goes on as it did; None where that is not known, or the cell is not to be trained.
+
+    Args:
+        run_store: the run.
+        spec: its grid.
+        outlook: to be told of each cell.
+        now: unix seconds; the present time when None.
     """
-    spec = GridSpec.model_validate(run_store.resolved["spec"])
     score = f"avg_at_{spec.evaluation.samples_per_problem}"
     now = time.time() if now is None else now
     rows = []
@@ -34,11 +41,12 @@ def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
         # A cell that was never tried has no history; looking for it would cost as much as the state itself.
         last = (store.last_row() if state.attempt else None) or {}
         step = max(state.committed_step, last.get("step", 0))
-        spent = state.spent_now
+        spent, shown = state.spent_now, shown_state(state, cell)
+        outlook.add(cell, shown, step)
         rows.append(
             {
                 "cell": cell.id,
-                "state": str(shown_state(state, cell)),
+                "state": str(shown),
                 "step": step,
                 "M": cell.update_steps,
                 "C": step * cell.batch_rollouts,
@@ -47,9 +55,14 @@ def status_rows(run_store: RunStore, now: float | None = None) -> list[Row]:
                 "committed": state.committed_step,
                 "retries": spent.own_failures + spent.preemptions,
                 "age": _age(store.folder, state, now),
+                "eta": None,
                 "reason": state.reason or "",
             }
         )
+    ends = outlook.ends()
+    for row in rows:
+        if row["cell"] in ends:
+            row["eta"] = Seconds(round(ends[row["cell"]], 1))
     return rows
 
 

@@ -10,9 +10,12 @@ import rich.console
 import rich.live
 import rich.text
 
+from grids.spec import GridSpec
+from orchestrator.operating.outlook import Outlook
 from orchestrator.operating.status import Row, chosen_rows, counts_line, status_rows
 from orchestrator.store.holding import HolderWatch, holder_line
 from orchestrator.store.lease import LeaseRecord
+from orchestrator.store.phase_log import recent_records
 from orchestrator.store.run_store import RunStore
 from orchestrator.tables import FOLDED_ROWS, Format, aligned_lines, make_console, print_rows, table
 
@@ -27,14 +30,19 @@ class StatusView:
     descending: bool = False
     format_: Format = Format.TABLE
 
-    def read(self) -> tuple[list[Row], str]:
-        """The rows to show, and the counts over all cells.
+    def read(self, holder: LeaseRecord | None) -> tuple[list[Row], str]:
+        """The rows to show; the counts over all cells, who holds the run, what is left and how the pools do.
 
         Raises:
             UserError: no run folder, an unknown state or column.
         """
-        rows = status_rows(RunStore.existing(self.run_dir))
-        return chosen_rows(rows, self.states, self.sort, self.descending), counts_line(rows)
+        run_store = RunStore.existing(self.run_dir)
+        spec = GridSpec.model_validate(run_store.resolved["spec"])
+        outlook = Outlook(spec, recent_records(self.run_dir))
+        rows = status_rows(run_store, spec, outlook)
+        notes = [f"{counts_line(rows)}; {holder_line(holder)}", outlook.line()]
+        chosen = chosen_rows(rows, self.states, self.sort, self.descending)
+        return chosen, "\n".join(note for note in notes if note)
 
     def watch(self) -> HolderWatch:
         """Who holds the run, to be looked at."""
@@ -42,10 +50,9 @@ class StatusView:
 
     def show(self, holder: LeaseRecord | None) -> None:
         """Print it once. ``holder``: who holds the run."""
-        rows, counts = self.read()
+        rows, notes = self.read(holder)
         print_rows(rows, self.format_)
-        notes = sys.stdout if self.format_ is Format.TABLE else sys.stderr
-        print(f"{counts}; {holder_line(holder)}", file=notes, flush=True)
+        print(notes, file=sys.stdout if self.format_ is Format.TABLE else sys.stderr, flush=True)
 
 
 def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -57,8 +64,8 @@ def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] 
             with rich.live.Live(console=console, auto_refresh=False) as live:
                 while True:
                     holder = watch.look()
-                    rows, counts = view.read()
-                    live.update(_block(rows, f"{counts}; {holder_line(holder)}"), refresh=True)
+                    rows, notes = view.read(holder)
+                    live.update(_block(rows, notes), refresh=True)
                     if holder is None:
                         return
                     sleep(every)
@@ -72,9 +79,9 @@ def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] 
         return
 
 
-def _block(rows: list[Row], note: str) -> rich.console.RenderableType:
-    """The note comes first: what does not fit on the terminal is cut off at its lower end."""
+def _block(rows: list[Row], notes: str) -> rich.console.RenderableType:
+    """The notes come first: what does not fit on the terminal is cut off at its lower end."""
     body: rich.console.RenderableType = table(rows)
     if len(rows) > FOLDED_ROWS:
         body = rich.text.Text("\n".join(aligned_lines(rows[:FOLDED_ROWS])), no_wrap=True)
-    return rich.console.Group(rich.text.Text(note), body)
+    return rich.console.Group(rich.text.Text(notes), body)

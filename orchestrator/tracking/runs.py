@@ -117,6 +117,12 @@ class GridRuns:
             steps.add(step)
         self._send_batch(run, batch, steps)
 
+    def send_figures(self, run_id: str, values: Mapping[str, float], step: int, at_ms: int) -> None:
+        """Sends metrics of one moment, under the names that they have."""
+        from mlflow.entities import Metric
+
+        self._client.log_batch(run_id, [Metric(name, value, at_ms, step) for name, value in values.items()])
+
     def tag_state(self, run: CellRun, state: str, reason: str | None) -> None:
         """Says the cell's state, and its reason or that there is none."""
         from mlflow.entities import RunTag

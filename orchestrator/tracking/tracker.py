@@ -248,6 +248,13 @@ class Tracker:
             self._unrestored[cell_id] = count
         self._outbox.put(f"restoring the run of {cell_id}", complete, refuse)
 
+    def grid_metrics(self, values: Mapping[str, float], step: int, at_ms: int) -> None:
+        """Sends figures of the whole grid to the parent run, at a step and a time in milliseconds since the epoch."""
+        self._outbox.put(
+            "sending figures of the grid",
+            lambda: self._runs.send_figures(self.parent_run_id, values, step, at_ms),
+        )
+
     def artifacts(self, path: Path) -> None:
         """Logs a file, or a folder's files under the folder's name, to the parent run."""
 

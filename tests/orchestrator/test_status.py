@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from grids.errors import UserError
+from orchestrator.operating.outlook import Outlook
 from orchestrator.operating.status import chosen_rows, counts_line, status_rows
 from orchestrator.operating.status_view import StatusView, watch_status
 from orchestrator.store.cell_state import Spent, State
 from orchestrator.store.holding import HolderWatch, holder_line
 from orchestrator.store.lease import Lease
+from orchestrator.store.phase_log import PhaseKind, PhaseLog, PhaseRecord
 from orchestrator.tables import FOLDED_ROWS, Format, Seconds, aligned_lines, print_rows
 from tests.orchestrator.small_run import attempt, held, make_run, small_grid
 
@@ -37,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    return StatusView(run_dir).read()[0]
+    return StatusView(run_dir).read(None)[0]
 
 
 def test_each_cell_of_the_grid_has_a_row(run_dir: Path) -> None:
@@ -71,9 +73,24 @@ def test_the_last_sign_of_life_is_a_new_row_or_a_new_state(run_dir: Path) -> Non
     now = time.time() + 1000
     history = run_dir / "cells" / "bp2-n4-s3" / "history.jsonl"
     os.utime(history, (now - 40, now - 40))
-    ages = [row["age"] for row in status_rows(make_run(run_dir, small_grid(seeds=4)), now)]
+    spec = small_grid(seeds=4)
+    ages = [row["age"] for row in status_rows(make_run(run_dir, spec), spec, Outlook(spec, []), now)]
     assert ages[0] == pytest.approx(1000, abs=60)
     assert ages[2:] == [None, pytest.approx(40, abs=1)]
+
+
+def test_cells_to_be_trained_have_an_eta_once_phases_are_on_record(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [row["eta"] for row in rows_of(run_dir)] == [None] * 4
+    with PhaseLog(run_dir, 1, lambda: None, print) as log:
+        for kind in (PhaseKind.SAMPLING, PhaseKind.GRADING, PhaseKind.LEARNING):
+            log.add(PhaseRecord("grader", kind, "bp2-n4-s3", 3, 0.0, 10.0, 0.0, 8, 40, 1))
+    # 30 s a step: the running cell has made 3 of 8, the one that waits none; no evaluation was seen.
+    etas = [row["eta"] for row in rows_of(run_dir)]
+    assert etas[:2] == [None, None] and etas[2:] == pytest.approx([240, 150], rel=0.02)
+    StatusView(run_dir).show(None)
+    assert "4m00s" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_finished_cell_of_a_larger_budget_is_pending(tmp_path: Path) -> None:

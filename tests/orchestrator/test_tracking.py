@@ -175,7 +175,7 @@ class Reader:
             path = self.client.download_artifacts(run_id, "per_problem.jsonl", folder)
             return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
-    def points(self, cell_id: str, metric: str) -> list[tuple[int, float, int]]:
+    def points(self, cell_id: str | None, metric: str) -> list[tuple[int, float, int]]:
         history = self.client.get_metric_history(self.runs()[cell_id].info.run_id, metric)
         return sorted((point.step, point.value, point.timestamp) for point in history)
 
@@ -196,9 +196,12 @@ def test_a_grid_is_one_parent_and_a_child_per_cell_with_rollouts_as_step(
             tracker.row(cell_id, row(step, kl=float("inf")))
         tracker.cell_ended(cell_id, state)
     tracker.artifacts(report)
+    tracker.grid_metrics({"busy_share_sampler": 0.5, "rollouts_per_second": 12.0}, 4096, T0)
     assert tracker.close("FINISHED", 60.0) == 0
 
     reader = Reader(services.mlflow_uri, "run-1")
+    assert reader.points(None, "busy_share_sampler") == [(4096, 0.5, T0)]
+    assert reader.points(None, "rollouts_per_second") == [(4096, 12.0, T0)]
     runs = reader.runs()
     parent = runs.pop(None)
     assert parent.info.status == "FINISHED" and parent.info.run_name == "my grid"
