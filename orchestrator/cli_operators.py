@@ -40,7 +40,7 @@ def status(
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
     format_: FormatOption = Format.TABLE,
 ) -> None:
-    """Show every cell of a run: state, step, compute, last score, attempt, retries, last sign of life, reason."""
+    """Show every cell of a run: state, step, compute, last score, attempt, retries, last sign of life, ETA, reason."""
     from orchestrator.operating.status_view import StatusView, watch_status
 
     view = StatusView(run.absolute(), state, sort, descending, format_)

@@ -28,11 +28,12 @@ from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.results.printing import print_report
+from orchestrator.scheduling.accounts import accounts
 from orchestrator.store import requests
 from orchestrator.store.cell_state import CellState, Spent
 from orchestrator.store.holding import LEASE_SECONDS, holder
 from orchestrator.store.lease import Lease, LeaseLost
-from orchestrator.store.phase_log import PhaseLog
+from orchestrator.store.phase_log import PhaseLog, read_epochs
 from orchestrator.store.run_store import RunStore, State
 from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.tracked_rows import restore_tracking
@@ -135,7 +136,10 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
                 run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, recording.take
             )
             controller = Controller(spec, data, run_store, tracker, console, supervision, recording.costs)
-            return _run_held(cells, to_do, states, controller, lease)
+            code = _run_held(cells, to_do, states, controller, lease)
+        if to_do and code is not ExitCode.INTERRUPTED:  # then there may be no time left
+            _say_spent(run_dir, console)
+        return code
 
 
 def _pause_interrupted(run_store: RunStore, states: dict[str, CellState]) -> dict[str, CellState]:
@@ -280,6 +284,13 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
             raise asyncio.CancelledError
 
     asyncio.run(stoppable())
+
+
+def _say_spent(run_dir: Path, console: Console) -> None:
+    """Say where the time of the pools went, in all starts of the run as far as they are on record."""
+    spent = accounts(read_epochs(run_dir))
+    if spent.total > 0:
+        console.say(f"pools: {spent.line()}")
 
 
 def _say_end(cells: list[Cell], run_store: RunStore, console: Console) -> ExitCode:

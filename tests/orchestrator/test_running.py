@@ -20,6 +20,7 @@ from orchestrator.control import running
 from orchestrator.control.controller import Controller
 from orchestrator.exit_codes import ExitCode
 from orchestrator.store.lease import Lease, read_record
+from orchestrator.store.phase_log import PhaseKind, PhaseLog, PhaseRecord
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.stand_in_pools import RecordingConsole, StandInTracker, trial_grid
 
@@ -209,3 +210,17 @@ def test_a_run_that_another_controller_takes_over_leaves_it_to_that_one(tmp_path
         assert exit_code(process) == ExitCode.UNFINISHED
     assert (tmp_path / "closed").read_text() == "None"
     assert not is_released(tmp_path)
+
+
+def test_the_end_of_a_run_tells_where_the_time_of_all_its_starts_went(tmp_path: Path) -> None:
+    console = RecordingConsole()
+    running._say_spent(tmp_path, console)
+    assert console.said == []
+    phase = PhaseRecord("sampler 0", PhaseKind.SAMPLING, "c", 1, 0.0, 1800.0, 0.0, 8, 40, 1)
+    for epoch in (1, 2):
+        with PhaseLog(tmp_path, epoch, lambda: None, print) as log:
+            log.add(phase)
+    running._say_spent(tmp_path, console)
+    assert console.said == [
+        "pools: 1 accelerator-hours: 100.0% training, 0.0% evaluation, 0.0% upkeep, 0.0% replayed, 0.0% idle"
+    ]
