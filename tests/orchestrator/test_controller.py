@@ -427,6 +427,19 @@ def test_pools_are_told_what_they_work_on(make_trial: MakeTrial) -> None:
     assert all(work.count_tokens is not None and work.count_tokens((7, 0.5)) == 7 for work in sampling)
 
 
+def test_a_part_of_a_batch_that_is_tried_alone_counts_as_a_part(make_trial: MakeTrial) -> None:
+    trial = make_trial(steps=2)
+
+    async def fail(call: Call) -> None:
+        if (call.method, call.cell) == ("sample", S0):
+            raise ValueError("wrong input")
+
+    trial.start(StandInCluster(fail))
+    assert trial.states() == {"s0": State.FAILED}
+    # The batch of 2 problems, and each of them, of 4 rollouts, alone.
+    assert {work.sequences for work in trial.cluster.asked if work.cell == S0} == {8, 4}
+
+
 def test_the_cell_with_the_most_work_left_is_started_first_and_is_the_most_urgent(
     make_trial: MakeTrial,
 ) -> None:

@@ -86,10 +86,10 @@ def test_the_latest_records_come_from_as_many_segments_as_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phase_log, "RECORDS_PER_SEGMENT", 3)
-    monkeypatch.setattr(phase_log, "RECENT_RECORDS", 5)
+    monkeypatch.setattr(phase_log, "RECENT_RECORDS", 6)
     for epoch, steps in ((1, range(4)), (2, range(4, 8))):
         written(tmp_path, [RECORD._replace(step=step) for step in steps], epoch)
-    assert [record.step for record in recent_records(tmp_path)] == [3, 4, 5, 6, 7]
+    assert [record.step for record in recent_records(tmp_path)] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_line_that_a_kill_cut_off_is_passed_over(tmp_path: Path) -> None:
