@@ -17,6 +17,7 @@ from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
+from workers.weights import weights_version
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class CellRun:
         state = await whole(asyncio.to_thread(self._store.start_attempt))
         weights = await self._take_up(state)
         try:
-            await self._train(f"{self._cell.id}/attempt-{state.attempt}/step-", weights)
+            await self._train(state.attempt, weights)
         except Diverged:
             await self._land_row()  # a result too, and no later attempt would write it
             raise
@@ -126,16 +127,18 @@ class CellRun:
                 store.log(f"no longer bit for bit: {note}")
         self._committed_at = self._clock.monotonic()
         self.phase = str(Phase.TAKING_UP)
-        version = f"{self._cell.id}/attempt-{state.attempt}/step-{self._progress.step}"
+        version = weights_version(self._cell.id, state.attempt, self._progress.step)
         return await self._learner.begin_cell(version, checkpoint)
 
-    async def _train(self, version: str, weights: Ref) -> None:
+    async def _train(self, attempt: int, weights: Ref) -> None:
         cell, progress = self._cell, self._progress
         first_step = progress.step + 1
         if self._reached_mark():
             await self._begin_row(weights)
         for step in range(first_step, cell.update_steps + 1):
-            metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
+            metrics, tokens, weights = await self._update(
+                step, weights_version(cell.id, attempt, step), weights
+            )
             if step == first_step:
                 self._require_agreement(metrics, step)
             seconds = accelerator_seconds(
@@ -172,19 +175,19 @@ class CellRun:
         batch = training_batch(self._cell, step, self._data)
         # Longest remaining work first, or the longest cell would end alone on idle pools.
         urgency = float((self._cell.update_steps - step + 1) * self._cell.batch_rollouts)
-        self.phase = f"{Phase.SAMPLING} of step {step}"
-        rollouts, seconds_sampling = await self._phases.sample(batch, weights, urgency)
-        self.phase = f"{Phase.GRADING} of step {step}"
-        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds, urgency)
+        self.phase = f"{Phase.SAMPLING} and {Phase.GRADING} of step {step}"
+        graded = await self._phases.sample_and_grade(batch, weights, urgency)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
         self.phase = f"{Phase.LEARNING} of step {step}"
-        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards, urgency)
+        metrics, new_weights = await self._learner.update(
+            version, learning_rate, graded.rollouts, graded.rewards, urgency
+        )
         metrics |= {
-            "verifier_failures": float(failures),
-            "seconds_sampling": seconds_sampling,
-            "seconds_grading": seconds_grading,
+            "verifier_failures": float(graded.failures),
+            "seconds_sampling": graded.seconds_sampling,
+            "seconds_grading": graded.seconds_grading,
         }
         tokens = round(metrics["response_tokens"] * self._cell.batch_rollouts)
         return metrics, tokens, new_weights

@@ -1,10 +1,10 @@
 """Sampling, grading and evaluation for one cell: phases that keep no state, repeated with the same seeds when one is lost."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from grids.errors import UserError
@@ -40,14 +40,46 @@ class Batch:
     golds: list[str]
     sources: list[str]
 
-    def part(self, positions: Sequence[int]) -> SamplingRequest:
-        """The request of some positions, with the same seeds."""
+    def part(self, positions: Sequence[int]) -> "Batch":
+        """Some positions, with the same seeds."""
         request = self.request
-        return SamplingRequest(
-            [request.prompts[i] for i in positions],
-            [request.seeds[i] for i in positions],
-            request.rollouts_per_problem,
+        return Batch(
+            SamplingRequest(
+                [request.prompts[i] for i in positions],
+                [request.seeds[i] for i in positions],
+                request.rollouts_per_problem,
+            ),
+            [self.golds[i] for i in positions],
+            [self.sources[i] for i in positions],
         )
+
+    def spread(self, engines: int, full_engine: int) -> list["Batch"]:
+        """The batch in parts of nearly equal size: one for each of so many engines, as long as every part fills its engine.
+
+        Args:
+            engines: that are free.
+            full_engine: sequences that an engine works on at once.
+        """
+        groups = len(self.golds)
+        filled = groups * self.request.rollouts_per_problem // full_engine
+        parts = max(1, min(engines, filled, groups))
+        bounds = [groups * number // parts for number in range(parts + 1)]
+        return [self.part(range(start, end)) for start, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class GradedBatch:
+    """A batch in the parts that engines made of it."""
+
+    rollouts: list[Ref]
+    """To ``Rollouts``, in the batch's order."""
+    rewards: list[Ref]
+    """To rewards of each part."""
+    failures: int
+    """Answers whose grading crashed or hung."""
+    seconds_sampling: float
+    """Of all engines together."""
+    seconds_grading: float
 
 
 def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
@@ -98,17 +130,44 @@ class Phases:
         """The same phases, which no stop ends."""
         return replace(self, stop=asyncio.Event())
 
-    async def sample(self, batch: Batch, weights: Ref, urgency: float) -> tuple[Ref, float]:
-        """(reference to ``Rollouts``, seconds) of a batch, sampled from ``weights``; the most urgent is served first.
+    async def sample_and_grade(self, batch: Batch, weights: Ref, urgency: float) -> GradedBatch:
+        """Rollouts of a batch, sampled from ``weights``, with their rewards; each part is graded while others are sampled.
+
+        ``urgency``: of all who wait for an engine or the grader the most urgent is served first. Raises as ``sample``.
+        """
+
+        async def work(part: Batch) -> tuple[Ref, float, Ref, int, float]:
+            rollouts, seconds = await self._sample_part(part, weights, urgency)
+            rewards, (failures, seconds_grading) = await self._repeating(
+                Phase.GRADING,
+                lambda: self.pools.grader.reference_and_value(
+                    "grade_batch", rollouts, part.golds, urgency=urgency
+                ),
+            )
+            return rollouts, seconds, rewards, failures, seconds_grading
+
+        done = await side_by_side([work(part) for part in self._spread(batch)])
+        rollouts, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
+        return GradedBatch(rollouts, rewards, sum(failures), sum(sampling), sum(grading))
+
+    async def sample(self, batch: Batch, weights: Ref, urgency: float) -> tuple[list[Ref], float]:
+        """(references to the ``Rollouts`` of each part, seconds of all engines) of a batch, sampled from ``weights``.
 
         Raises:
             PoisonedProblems: it fails, and it is these problems that make it fail.
             Stopped: told to.
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
+        done = await side_by_side([self._sample_part(part, weights, urgency) for part in self._spread(batch)])
+        return [rollouts for rollouts, _ in done], sum(seconds for _, seconds in done)
+
+    def _spread(self, batch: Batch) -> list[Batch]:
+        return batch.spread(self.pools.samplers.free, self.spec.pools.samplers.max_sequences)
+
+    async def _sample_part(self, part: Batch, weights: Ref, urgency: float) -> tuple[Ref, float]:
         try:
             return await self._repeating(
-                Phase.SAMPLING, lambda: self._sampled(batch.request, weights, urgency)
+                Phase.SAMPLING, lambda: self._sampled(part.request, weights, urgency)
             )
         except (Stopped, PoolLost, UserError):
             raise
@@ -117,34 +176,26 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(batch.part(some), weights, urgency), len(batch.request.prompts)
+                lambda some: self._fails(part.part(some).request, weights, urgency), len(part.golds)
             )
             if not positions:
                 raise
-            raise PoisonedProblems([batch.sources[i] for i in positions], fault.reason) from error
-
-    async def grade(self, rollouts: Ref, golds: list[str], urgency: float) -> tuple[Ref, int, float]:
-        """(reference to rewards [R], answers whose grading crashed or hung, seconds)."""
-        rewards, (failures, seconds) = await self._repeating(
-            Phase.GRADING,
-            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds, urgency=urgency),
-        )
-        return rewards, failures, seconds
+            raise PoisonedProblems([part.sources[i] for i in positions], fault.reason) from error
 
     async def evaluate(self, weights: Ref) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
-        started = time.monotonic()
         validation = validation_batch(self.spec, self.data)
-        rollouts, _ = await self.sample(validation, weights, EVALUATION_URGENCY)
+        rollouts, seconds = await self.sample(validation, weights, EVALUATION_URGENCY)
         kept = self.spec.evaluation.kept_rollouts
-        columns, samples = await self._graded("evaluate", rollouts, validation.golds, kept)
+        columns, samples = await self._graded("evaluate_all", validation.golds, kept, *rollouts)
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
-            rollouts, _ = await self.sample(probe, weights, EVALUATION_URGENCY)
-            probe_columns, failures = await self._graded("probe", rollouts, probe.golds)
+            rollouts, probe_seconds = await self.sample(probe, weights, EVALUATION_URGENCY)
+            seconds += probe_seconds
+            probe_columns, failures = await self._graded("probe_all", probe.golds, *rollouts)
             columns |= probe_columns
             columns["eval_verifier_failures"] += failures
-        return columns | {"seconds_evaluating": time.monotonic() - started}, samples
+        return columns | {"seconds_evaluating": seconds}, samples
 
     async def _graded(self, method: str, *arguments: object) -> Any:
         return await self._repeating(
@@ -197,3 +248,14 @@ class Phases:
         finally:
             stop.cancel()
             work.cancel()
+
+
+async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all, in order; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

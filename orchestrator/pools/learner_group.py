@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,18 @@ class LearnerSlot:
         return await self._weights("perturb", version)
 
     async def update(
-        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref, urgency: float
+        self,
+        version: str,
+        learning_rate: float,
+        rollouts: Sequence[Ref],
+        rewards: Sequence[Ref],
+        urgency: float,
     ) -> tuple[dict[str, float], Ref]:
-        """One update; (metrics, reference to the new weights)."""
+        """One update on a batch in parts; (metrics, reference to the new weights)."""
         calls, metrics = await self.group.call(
             self._opening,
-            lambda rank: rank.update.options(num_returns=2).remote(
-                self._number, version, learning_rate, rollouts, rewards
+            lambda rank: rank.update_on.options(num_returns=2).remote(
+                self._number, version, learning_rate, *rollouts, *rewards
             ),
             lambda call: call[0],
             urgency,
