@@ -261,6 +261,17 @@ class LearnerRank:
             largest = float(np.maximum(largest, float(differences.max())))
         return self._batch_metrics(sums, largest, rollouts, grouped, computed)
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Whole gradients of the last ``backward`` by parameter, as float32; all ranks ask together."""
+        return {
+            name: (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient)
+            .float()
+            .cpu()
+            .numpy()
+            for name, parameter in self._model.named_parameters()
+            if (gradient := parameter.grad) is not None
+        }
+
     def _terms(
         self,
         batch: policy.ResponseBatch,

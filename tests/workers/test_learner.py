@@ -32,9 +32,9 @@ class OpenLearner(LearnerRank):
     def count(self) -> int:
         return self.beats
 
-    def gradients(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
+    def gradients_of(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
         self.backward(rollouts, rewards)
-        return {name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()}
+        return self.gradients()
 
     def gradients_of_all(
         self, rollouts: Rollouts, rewards: np.ndarray
@@ -44,9 +44,7 @@ class OpenLearner(LearnerRank):
             grpo, "contributing", lambda advantages, *_, **__: np.ones(len(advantages), bool)
         ):
             metrics = self.backward(rollouts, rewards)
-            return {
-                name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()
-            }, metrics["computed_share"]
+            return self.gradients(), metrics["computed_share"]
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: p.full_tensor().detach().numpy() for name, p in self._model.named_parameters()}
@@ -118,7 +116,7 @@ def test_gradients_of_two_ranks_and_of_small_micro_batches_equal_one_ranks(group
     found = []
     for ranks, micro_batch_tokens in ((1, 16_384), (1, 30), (2, 16_384), (2, 30), (2, 1)):
         groups[ranks].begin(micro_batch_tokens)
-        found.append(groups[ranks].call("gradients", rollouts, rewards))
+        found.append(groups[ranks].call("gradients_of", rollouts, rewards))
     norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found[0].values()))
     assert norm > 0.01
     for other in found[1:]:
@@ -218,7 +216,7 @@ def test_answers_without_a_part_in_the_gradient_are_left_out_and_change_nothing(
     metrics = groups[ranks].call("update", 0, "step-1", 1e-3, rollouts, rewards)[0]
     assert metrics["computed_share"] == share
     groups[ranks].begin(micro_batch_tokens=30, **recipe)
-    found = groups[ranks].call("gradients", rollouts, rewards)
+    found = groups[ranks].call("gradients_of", rollouts, rewards)
     norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected.values()))
     assert norm > 0.01
     for name, gradient in expected.items():
