@@ -105,6 +105,21 @@ def logs(
         print()
 
 
+def timeline(
+    run: RunPath,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Default: RUN/timeline.json.")
+    ] = None,
+) -> None:
+    """Write what every engine, learner group and grader did when, as a file for ui.perfetto.dev or chrome://tracing."""
+    from orchestrator.operating.timeline import write_timeline
+    from orchestrator.store.run_store import RunStore
+
+    folder = RunStore.existing(run.absolute()).run_dir
+    path = output or folder / "timeline.json"
+    print(f"{path}: {write_timeline(folder, path):,} phases; open it in ui.perfetto.dev or chrome://tracing")
+
+
 def cancel(
     run: RunPath,
     cell: Annotated[list[str], typer.Option("--cell", metavar="CELL", help="A cell; repeatable.")],
@@ -199,7 +214,7 @@ def gc(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (status, explain, logs, cancel, retry, resume, gc):
+    for command in (status, explain, logs, timeline, cancel, retry, resume, gc):
         app.command()(command)
 
 

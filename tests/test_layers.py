@@ -17,7 +17,17 @@ ALLOWED: dict[str, set[str]] = {
 OURS = {*ALLOWED, "tests"}
 HEAVY = ("ray", "torch", "vllm", "mlflow", "transformers")
 
-CONTROL_PLANE = ("store", "failures", "pools", "tracking", "results", "services", "control", "operating")
+CONTROL_PLANE = (
+    "store",
+    "failures",
+    "scheduling",
+    "pools",
+    "tracking",
+    "results",
+    "services",
+    "control",
+    "operating",
+)
 """Folders of the orchestrator, each of which knows those before it; the command line, beside them, knows all."""
 
 

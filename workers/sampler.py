@@ -25,6 +25,11 @@ class SamplingRequest:
     rollouts_per_problem: int
     """n"""
 
+    @property
+    def sequences(self) -> int:
+        """G * n rollouts."""
+        return len(self.prompts) * self.rollouts_per_problem
+
 
 class WeightsRefused(RuntimeError):
     """The engine did not take the weights as they were sent; the message names the tensors."""

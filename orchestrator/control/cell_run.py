@@ -15,6 +15,9 @@ from orchestrator.failures.faults import Phase
 from orchestrator.pools.agreement import require_agreement
 from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
+from orchestrator.pools.work import Work
+from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
 from workers.weights import weights_version
@@ -69,12 +72,14 @@ class CellRun:
         store: CellStore,
         layout: dict[str, Any],
         clock: Clock,
+        remaining: RemainingWork,
         listener: Listener,
     ) -> None:
         """Hold what the attempt needs; ``run`` does the work."""
         self._cell, self._phases, self._learner = cell, phases, learner
         self._spec, self._data = phases.spec, phases.data
         self._store, self._layout, self._clock, self._listener = store, layout, clock, listener
+        self._remaining = remaining
         self._marks = frozenset(evaluated_steps(cell, self._spec.evaluation))
         self._progress = Progress()
         self._committed_step = 0
@@ -127,8 +132,9 @@ class CellRun:
                 store.log(f"no longer bit for bit: {note}")
         self._committed_at = self._clock.monotonic()
         self.phase = str(Phase.TAKING_UP)
-        version = weights_version(self._cell.id, state.attempt, self._progress.step)
-        return await self._learner.begin_cell(version, checkpoint)
+        cell, step = self._cell.id, self._progress.step
+        version = weights_version(cell, state.attempt, step)
+        return await self._learner.begin_cell(cell, step, version, checkpoint)
 
     async def _train(self, attempt: int, weights: Ref) -> None:
         cell, progress = self._cell, self._progress
@@ -174,23 +180,27 @@ class CellRun:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
         # Longest remaining work first, or the longest cell would end alone on idle pools.
-        urgency = float((self._cell.update_steps - step + 1) * self._cell.batch_rollouts)
+        urgency = self._remaining.seconds(self._cell, step - 1)
+        work = Work(PhaseKind.SAMPLING, self._cell.id, step, batch.request.sequences, urgency=urgency)
         self.phase = f"{Phase.SAMPLING} and {Phase.GRADING} of step {step}"
-        graded = await self._phases.sample_and_grade(batch, weights, urgency)
+        graded = await self._phases.sample_and_grade(batch, weights, work)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
         self.phase = f"{Phase.LEARNING} of step {step}"
         metrics, new_weights = await self._learner.update(
-            version, learning_rate, graded.rollouts, graded.rewards, urgency
+            version,
+            learning_rate,
+            graded.rollouts,
+            graded.rewards,
+            replace(work, kind=PhaseKind.LEARNING, tokens=graded.tokens),
         )
         metrics |= {
             "verifier_failures": float(graded.failures),
             "seconds_sampling": graded.seconds_sampling,
             "seconds_grading": graded.seconds_grading,
         }
-        tokens = round(metrics["response_tokens"] * self._cell.batch_rollouts)
-        return metrics, tokens, new_weights
+        return metrics, graded.tokens, new_weights
 
     def _require_agreement(self, metrics: dict[str, float], step: int) -> None:
         dtype = self._spec.model.dtype
@@ -215,7 +225,7 @@ class CellRun:
         }
         columns |= progress.close_interval()
         # Later steps must not be held up; a stop gives it up only where no later step has been made.
-        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights))
+        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights, cell.id, progress.step))
         self._owed = _OwedRow(before, columns, evaluation)
 
     async def _land_row(self) -> None:

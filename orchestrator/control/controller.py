@@ -1,12 +1,11 @@
-"""The controller: slots of learner groups take cells from a queue, attempt after attempt; what fails is decided cell by cell."""
+"""The controller: slots of learner groups take cells that wait, attempt after attempt; what fails is decided cell by cell."""
 
 import asyncio
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grids.expansion import Cell
+from grids.expansion import Cell, expand
 from grids.spec import GridSpec
 from orchestrator.console import Console
 from orchestrator.control.cell_run import CellRun
@@ -21,6 +20,9 @@ from orchestrator.pools.learner_group import LearnerGroup, LearnerSlot
 from orchestrator.pools.pools import Pools, make_pools
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
+from orchestrator.scheduling.costs import CostModel
+from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.store import requests
 from orchestrator.store.lease import LeaseLost
 from orchestrator.store.run_store import CellState, CellStore, RunStore, State, StoreDamaged
@@ -44,13 +46,15 @@ class Controller:
         tracker: Tracker,
         console: Console,
         supervision: Supervision,
+        costs: CostModel,
     ) -> None:
-        """Hold what a run needs; ``run`` does the work."""
+        """Hold what a run needs; ``run`` does the work. ``costs`` learns from the phases of the run meanwhile."""
         self.spec, self.data, self.run_store = spec, data, run_store
         self.tracker, self.console = tracker, console
         self._supervision = supervision
         self._layout = layout_of(spec.pools, versions())
-        self._queue: deque[Cell] = deque()
+        self._remaining = RemainingWork(spec, costs)
+        self._waiting = WaitingCells(expand(spec), self._remaining)
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Event] = {}
         """Cells in flight, with what tells each to stop."""
@@ -79,7 +83,9 @@ class Controller:
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
             await Preparation(self.spec, self.data, pools, self.run_store, self._supervision).run()
-            self._queue.extend(cells)
+            states = await asyncio.to_thread(self.run_store.states)
+            for cell in cells:
+                self._waiting.add(cell, states[cell.id].committed_step if cell.id in states else 0)
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(self._answer_requests(by_id))
                 # Every group gets a first cell before any gets a second one.
@@ -106,7 +112,7 @@ class Controller:
     # Cells
 
     async def _serve(self, slot: LearnerSlot, pools: Pools) -> None:
-        """Train cells of the queue in one slot, one after the other."""
+        """Train waiting cells in one slot, one after the other."""
         while self._work_is_left():
             if slot.group.broken:
                 try:
@@ -117,10 +123,10 @@ class Controller:
                     await self._give_up(slot.group, pools, error)
             if slot.group not in pools.learners:
                 return
-            if not self._queue:
+            if not self._waiting:
                 await asyncio.sleep(IDLE_POLL_SECONDS)
                 continue
-            cell = self._queue.popleft()
+            cell = self._waiting.pop()
             stop = self._running[cell.id] = asyncio.Event()
             if self._draining:
                 stop.set()
@@ -142,7 +148,7 @@ class Controller:
 
     def _work_is_left(self) -> bool:
         """Whether a cell waits, or may come back."""
-        return not self._draining and bool(self._queue or self._delayed or self._running)
+        return not self._draining and bool(self._waiting or self._delayed or self._running)
 
     async def _attempt(self, cell: Cell, slot: LearnerSlot, pools: Pools, stop: asyncio.Event) -> None:
         """One attempt at a cell; its end is in its state. Only what concerns other cells too is raised."""
@@ -159,7 +165,7 @@ class Controller:
             self.console.say(f"{cell.id}: {fault.reason}; {fault.phase} is repeated")
 
         phases = Phases(self.spec, self.data, pools, store.read, repeated, stop)
-        run = CellRun(cell, phases, slot, store, self._layout, self._supervision.clock, self)
+        run = CellRun(cell, phases, slot, store, self._layout, self._supervision.clock, self._remaining, self)
         try:
             for row in tracked_rows(self.run_store, cell):
                 self.tracker.row(cell.id, row)
@@ -197,7 +203,8 @@ class Controller:
         self._end(cell, store, after_fault(fault, decision, phase))
         self._keep(write_evidence, cell)
         if decision.action is Action.NEW_ATTEMPT:
-            self._delayed[cell.id] = asyncio.create_task(self._come_back(cell, decision.delay_seconds))
+            coming = self._come_back(cell, state.committed_step, decision.delay_seconds)
+            self._delayed[cell.id] = asyncio.create_task(coming)
 
     def _end(self, cell: Cell, store: CellStore, end: AttemptEnd) -> None:
         """Put the end of an attempt on record, in the store, in MLflow and on the console."""
@@ -224,10 +231,10 @@ class Controller:
                 raise
             self.console.say(f"{cell.id}: the storage is full, how its attempt ended could not be written")
 
-    async def _come_back(self, cell: Cell, delay_seconds: float) -> None:
+    async def _come_back(self, cell: Cell, step: int, delay_seconds: float) -> None:
         # Sleeping goes by the event loop's clock, which no jump of another one moves.
         await asyncio.sleep(delay_seconds)
-        self._queue.append(cell)
+        self._waiting.add(cell, step)
         del self._delayed[cell.id]
 
     # Operators
@@ -261,17 +268,17 @@ class Controller:
                     self._follow(after, cells)
 
     def _follow(self, state: CellState, cells: dict[str, Cell]) -> None:
-        """Bring the queue, and MLflow, in line with a state that an operator has changed."""
+        """Bring the cells that wait, and MLflow, in line with a state that an operator has changed."""
         if state.cell not in cells:
             return
         if state.state is State.CANCELLED:
             self._cancelling.discard(state.cell)
-            self._queue = deque(cell for cell in self._queue if cell.id != state.cell)
+            self._waiting.discard(state.cell)
             if state.cell in self._delayed:
                 self._delayed.pop(state.cell).cancel()
             restore_tracking(self.tracker, self.run_store, [cells[state.cell]], {state.cell: state})
         else:
-            self._queue.append(cells[state.cell])
+            self._waiting.add(cells[state.cell], state.committed_step)
 
     # cell_run.Listener
 

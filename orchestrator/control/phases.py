@@ -16,7 +16,9 @@ from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProble
 from orchestrator.failures.isolation import isolate
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.shared_pool import PoolLost, Ref
+from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
+from orchestrator.store.phase_log import PhaseKind
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices
 from workers.rollouts import rollout_seed
@@ -75,6 +77,7 @@ class GradedBatch:
     """To ``Rollouts``, in the batch's order."""
     rewards: list[Ref]
     """To rewards of each part."""
+    tokens: int
     failures: int
     """Answers whose grading crashed or hung."""
     seconds_sampling: float
@@ -130,45 +133,49 @@ class Phases:
         """The same phases, which no stop ends."""
         return replace(self, stop=asyncio.Event())
 
-    async def sample_and_grade(self, batch: Batch, weights: Ref, urgency: float) -> GradedBatch:
+    async def sample_and_grade(self, batch: Batch, weights: Ref, work: Work) -> GradedBatch:
         """Rollouts of a batch, sampled from ``weights``, with their rewards; each part is graded while others are sampled.
 
-        ``urgency``: of all who wait for an engine or the grader the most urgent is served first. Raises as ``sample``.
+        ``work``: what the sampling is for. Raises as ``sample``.
         """
 
-        async def work(part: Batch) -> tuple[Ref, float, Ref, int, float]:
-            rollouts, seconds = await self._sample_part(part, weights, urgency)
+        async def sample_and_grade(part: Batch) -> tuple[Ref, int, float, Ref, int, float]:
+            rollouts, tokens, seconds = await self._sample_part(part, weights, work)
+            grading = replace(work, kind=PhaseKind.GRADING, sequences=part.request.sequences, tokens=tokens)
             rewards, (failures, seconds_grading) = await self._repeating(
                 Phase.GRADING,
                 lambda: self.pools.grader.reference_and_value(
-                    "grade_batch", rollouts, part.golds, urgency=urgency
+                    "grade_batch", rollouts, part.golds, work=grading
                 ),
             )
-            return rollouts, seconds, rewards, failures, seconds_grading
+            return rollouts, tokens, seconds, rewards, failures, seconds_grading
 
-        done = await side_by_side([work(part) for part in self._spread(batch)])
-        rollouts, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
-        return GradedBatch(rollouts, rewards, sum(failures), sum(sampling), sum(grading))
+        done = await side_by_side([sample_and_grade(part) for part in self._spread(batch)])
+        rollouts, tokens, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
+        return GradedBatch(rollouts, rewards, sum(tokens), sum(failures), sum(sampling), sum(grading))
 
-    async def sample(self, batch: Batch, weights: Ref, urgency: float) -> tuple[list[Ref], float]:
-        """(references to the ``Rollouts`` of each part, seconds of all engines) of a batch, sampled from ``weights``.
+    async def sample(self, batch: Batch, weights: Ref, work: Work) -> tuple[list[Ref], int, float]:
+        """(references to the ``Rollouts`` of each part, tokens, seconds of all engines) of a batch, sampled from ``weights``.
 
         Raises:
             PoisonedProblems: it fails, and it is these problems that make it fail.
             Stopped: told to.
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
-        done = await side_by_side([self._sample_part(part, weights, urgency) for part in self._spread(batch)])
-        return [rollouts for rollouts, _ in done], sum(seconds for _, seconds in done)
+        done = await side_by_side([self._sample_part(part, weights, work) for part in self._spread(batch)])
+        rollouts, tokens, seconds = map(list, zip(*done, strict=True))
+        return rollouts, sum(tokens), sum(seconds)
 
     def _spread(self, batch: Batch) -> list[Batch]:
         return batch.spread(self.pools.samplers.free, self.spec.pools.samplers.max_sequences)
 
-    async def _sample_part(self, part: Batch, weights: Ref, urgency: float) -> tuple[Ref, float]:
+    async def _sample_part(self, part: Batch, weights: Ref, work: Work) -> tuple[Ref, int, float]:
+        work = replace(work, sequences=part.request.sequences)
         try:
-            return await self._repeating(
-                Phase.SAMPLING, lambda: self._sampled(part.request, weights, urgency)
+            rollouts, (tokens, seconds) = await self._repeating(
+                Phase.SAMPLING, lambda: self._sampled(part.request, weights, work)
             )
+            return rollouts, tokens, seconds
         except (Stopped, PoolLost, UserError):
             raise
         except Exception as error:
@@ -176,40 +183,53 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(part.part(some).request, weights, urgency), len(part.golds)
+                lambda some: self._fails(part.part(some).request, weights, work), len(part.golds)
             )
             if not positions:
                 raise
             raise PoisonedProblems([part.sources[i] for i in positions], fault.reason) from error
 
-    async def evaluate(self, weights: Ref) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(validation and train-probe columns of a history row, validation rollouts to keep) of some weights."""
-        validation = validation_batch(self.spec, self.data)
-        rollouts, seconds = await self.sample(validation, weights, EVALUATION_URGENCY)
+    async def evaluate(
+        self, weights: Ref, cell: str, step: int
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(validation and train-probe columns of a history row, validation rollouts to keep) of a cell's weights."""
         kept = self.spec.evaluation.kept_rollouts
-        columns, samples = await self._graded("evaluate_all", validation.golds, kept, *rollouts)
+        validation = validation_batch(self.spec, self.data)
+        (columns, samples), seconds = await self._evaluated(
+            "evaluate_all", validation, weights, cell, step, kept
+        )
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
-            rollouts, probe_seconds = await self.sample(probe, weights, EVALUATION_URGENCY)
+            (probe_columns, failures), probe_seconds = await self._evaluated(
+                "probe_all", probe, weights, cell, step
+            )
             seconds += probe_seconds
-            probe_columns, failures = await self._graded("probe_all", probe.golds, *rollouts)
             columns |= probe_columns
             columns["eval_verifier_failures"] += failures
         return columns | {"seconds_evaluating": seconds}, samples
 
-    async def _graded(self, method: str, *arguments: object) -> Any:
-        return await self._repeating(
-            Phase.GRADING, lambda: self.pools.grader.value(method, *arguments, urgency=EVALUATION_URGENCY)
+    async def _evaluated(
+        self, method: str, batch: Batch, weights: Ref, cell: str, step: int, *arguments: object
+    ) -> tuple[Any, float]:
+        """(what a method of the grader says of a sampled batch, seconds of the engines)."""
+        work = Work(PhaseKind.EVALUATION, cell, step, batch.request.sequences, urgency=EVALUATION_URGENCY)
+        rollouts, tokens, seconds = await self.sample(batch, weights, work)
+        graded = replace(work, kind=PhaseKind.EVALUATION_GRADING, tokens=tokens)
+        result = await self._repeating(
+            Phase.GRADING,
+            lambda: self.pools.grader.value(method, batch.golds, *arguments, *rollouts, work=graded),
         )
+        return result, seconds
 
     def _sampled(
-        self, request: SamplingRequest, weights: Ref, urgency: float
-    ) -> Coroutine[Any, Any, tuple[Ref, float]]:
-        return self.pools.samplers.reference_and_value("sample", request, weights, urgency=urgency)
+        self, request: SamplingRequest, weights: Ref, work: Work
+    ) -> Coroutine[Any, Any, tuple[Ref, tuple[int, float]]]:
+        counted = replace(work, sequences=request.sequences, count_tokens=lambda sampled: sampled[0])
+        return self.pools.samplers.reference_and_value("sample", request, weights, work=counted)
 
-    async def _fails(self, request: SamplingRequest, weights: Ref, urgency: float) -> bool:
+    async def _fails(self, request: SamplingRequest, weights: Ref, work: Work) -> bool:
         try:
-            await self.unless_stopped(lambda: self._sampled(request, weights, urgency))
+            await self.unless_stopped(lambda: self._sampled(request, weights, work))
         except (Stopped, PoolLost):
             raise
         except Exception as error:

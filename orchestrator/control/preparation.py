@@ -15,7 +15,9 @@ from orchestrator.pools.agreement import prove_agreement
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision, persistently
+from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
+from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import RunStore
 
 
@@ -66,7 +68,9 @@ class Preparation:
             await self._evaluate_base()
 
     async def _require_sound_golds(self, prompts: PromptSet) -> None:
-        unsound = await self.pools.grader.value("unsound_golds", prompts.golds)
+        unsound = await self.pools.grader.value(
+            "unsound_golds", prompts.golds, work=Work(PhaseKind.START_UP, "start-up")
+        )
         if unsound:
             first = unsound[0]
             raise UserError(
@@ -76,13 +80,13 @@ class Preparation:
 
     async def _evaluate_base(self) -> None:
         """The base model's validation at C = 0, once for each run folder."""
-        weights = await self.pools.learners[0].slots[0].begin_cell("base", None)
+        weights = await self.pools.learners[0].slots[0].begin_cell("base", 0, "base", None)
 
         def repeated(fault: Fault, decision: Decision) -> None:
             self.supervision.say(f"base model: {fault.reason}; {fault.phase} is repeated")
 
         phases = Phases(self.spec, self.data, self.pools, lambda: CellState(cell="base"), repeated)
-        metrics, samples = await phases.evaluate(weights)
+        metrics, samples = await phases.evaluate(weights, "base", 0)
         now = int(self.supervision.clock.wall() * 1000)
         row = {"compute_rollouts": 0, **metrics, "logged_at_ms": now, "samples": samples}
         await asyncio.to_thread(self.run_store.write_base, row)

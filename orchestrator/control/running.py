@@ -27,10 +27,12 @@ from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.results.printing import print_report
+from orchestrator.scheduling.costs import CostModel
 from orchestrator.store import requests
 from orchestrator.store.cell_state import CellState, Spent
 from orchestrator.store.holding import LEASE_SECONDS, holder
 from orchestrator.store.lease import Lease, LeaseLost
+from orchestrator.store.phase_log import PhaseLog, PhaseRecord, recent_records
 from orchestrator.store.run_store import RunStore, State
 from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.tracked_rows import restore_tracking
@@ -124,9 +126,18 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
         # Only now: what was refused so far has changed nothing.
         run_store.update_resolved(resolved)
         states |= _prepare(run_store, to_do, states, selection)
-        supervision = Supervision(run_dir, lease.epoch, lease.check, spec.failures, clock, console.say)
-        controller = Controller(spec, data, run_store, tracker, console, supervision)
-        return _run_held(cells, to_do, states, controller, lease)
+        costs = CostModel(recent_records(run_dir))
+        with PhaseLog(run_dir, lease.epoch, lease.check, console.say) as phase_log:
+
+            def on_phase(record: PhaseRecord) -> None:
+                phase_log.add(record)
+                costs.observe(record)
+
+            supervision = Supervision(
+                run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, on_phase
+            )
+            controller = Controller(spec, data, run_store, tracker, console, supervision, costs)
+            return _run_held(cells, to_do, states, controller, lease)
 
 
 def _pause_interrupted(run_store: RunStore, states: dict[str, CellState]) -> dict[str, CellState]:

@@ -43,11 +43,11 @@ class SamplerActor(Watchable, Sampler):
         """Start the engine."""
         super().__init__(*self._arguments)
 
-    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, float]:
-        """``generate``, and its seconds."""
+    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, tuple[int, float]]:
+        """``generate``, and (tokens, seconds)."""
         started = time.monotonic()
         rollouts = self.generate(request, weights)
-        return rollouts, time.monotonic() - started
+        return rollouts, (len(rollouts.tokens), time.monotonic() - started)
 
 
 class LearnerActor(Watchable, LearnerRank):

@@ -5,6 +5,8 @@ import numpy as np
 from grids.errors import UserError
 from grids.spec import GridSpec
 from orchestrator.pools.pools import Pools
+from orchestrator.pools.work import Work
+from orchestrator.store.phase_log import PhaseKind
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 
@@ -38,10 +40,16 @@ async def prove_agreement(pools: Pools, prompts: list[list[int]], spec: GridSpec
     largest = 0.0
     for group, number in pairs:
         learner = pools.learners[group].slots[0]
-        await learner.begin_cell(f"probe-{group}-{number}/base", None)
-        weights = await learner.perturb(f"probe-{group}-{number}/perturbed")
-        engine = pools.samplers.members[number]
-        reference, _ = await pools.samplers.reference_and_value("sample", request, weights, member=engine)
+        name = f"probe-{group}-{number}"
+        await learner.begin_cell(name, 0, f"{name}/base", None)
+        weights = await learner.perturb(f"{name}/perturbed")
+        reference, _ = await pools.samplers.reference_and_value(
+            "sample",
+            request,
+            weights,
+            work=Work(PhaseKind.START_UP, name),
+            member=pools.samplers.members[number],
+        )
         rollouts: Rollouts = await reference
         differences = np.abs(await learner.logprobs(reference) - rollouts.logprobs)
         difference = float(differences.max() if spec.model.dtype == "float32" else differences.mean())

@@ -16,6 +16,8 @@ from orchestrator.failures.ray_errors import root_cause
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of, persistently, watch
 from orchestrator.pools.turns import Turns
+from orchestrator.pools.work import Server, Work, serve
+from orchestrator.store.phase_log import PhaseKind
 from workers.learner import Diverged
 
 RANKS_AGREE_SECONDS = 10.0
@@ -29,9 +31,12 @@ class GroupBroken(RuntimeError):
 class LearnerGroup:
     """The ranks of one FSDP group, called together; it holds a cell in each of its slots and serves one call at a time."""
 
-    def __init__(self, members: list[PoolMember], slots: int, supervision: Supervision) -> None:
-        """Ranks in order; ``open`` starts them."""
+    def __init__(
+        self, members: list[PoolMember], slots: int, supervision: Supervision, accelerators: int
+    ) -> None:
+        """Ranks in order, with so many accelerators in all; ``open`` starts them."""
         self.members = members
+        self._server = Server(members[0].role.removesuffix(" rank 0"), accelerators)
         self.slots = [LearnerSlot(self, number) for number in range(slots)]
         self.broken = True
         """Whether the group must be opened (again) before it can take up a cell."""
@@ -54,7 +59,7 @@ class LearnerGroup:
                 return
             if self._lost is not None:
                 raise self._lost
-            name = self.members[0].role.removesuffix(" rank 0")
+            name = self._server.name
             try:
                 await persistently(self._open, name, self._supervision.policy, self._supervision.say)
             except Exception as error:
@@ -75,7 +80,7 @@ class LearnerGroup:
         opening: int,
         remote: Callable[[ActorHandle], Any],
         awaited: Callable[[Any], Ref],
-        urgency: float,
+        work: Work,
         seconds: float | None = None,
     ) -> tuple[list[Any], list[Any]]:
         """(the calls, the results that are waited for) of all ranks, in this caller's turn.
@@ -84,19 +89,21 @@ class LearnerGroup:
             opening: the start of the group that holds what the call is for.
             remote: makes the call to one rank.
             awaited: of a call, the result that is waited for.
-            urgency: of several that wait the most urgent is served first.
+            work: what the call is about; of several that wait the most urgent is served first.
             seconds: how long nothing may move; the policy's ``stall_seconds`` when None.
 
         Raises:
             MemberLost, Stalled, GroupBroken: and the group is broken, as after any error that the ranks do not recover from.
         """
-        await self._turns.take(urgency)
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        await self._turns.take(work.urgency)
         try:
             if self.broken or self.openings != opening:
                 # Not this cell's doing, as the loss of a node is not.
-                role = self.members[0].role.removesuffix(" rank 0")
-                raise MemberLost(role, "while it served another cell", preempted=True)
-            return await self._together(remote, awaited, seconds)
+                raise MemberLost(self._server.name, "while it served another cell", preempted=True)
+            call = self._together(remote, awaited, seconds)
+            return await serve(work, self._server, loop.time() - asked, call, self._supervision)
         finally:
             self._turns.give(self)
 
@@ -132,15 +139,17 @@ class LearnerSlot:
         self.group = group
         self._number = number
         self._opening = 0
+        self._cell, self._step = "", 0
 
-    async def begin_cell(self, version: str, checkpoint: Path | None) -> Ref:
-        """Take up a cell; a reference to its weights."""
+    async def begin_cell(self, cell: str, step: int, version: str, checkpoint: Path | None) -> Ref:
+        """Take up a cell after so many steps; a reference to its weights."""
         self._opening = self.group.openings
-        return await self._weights("begin_cell", version, checkpoint)
+        self._cell, self._step = cell, step
+        return await self._weights(PhaseKind.TAKING_UP, "begin_cell", version, checkpoint)
 
     async def perturb(self, version: str) -> Ref:
         """Change every weight a little; a reference to the weights."""
-        return await self._weights("perturb", version)
+        return await self._weights(PhaseKind.START_UP, "perturb", version)
 
     async def update(
         self,
@@ -148,17 +157,18 @@ class LearnerSlot:
         learning_rate: float,
         rollouts: Sequence[Ref],
         rewards: Sequence[Ref],
-        urgency: float,
+        work: Work,
     ) -> tuple[dict[str, float], Ref]:
-        """One update on a batch in parts; (metrics, reference to the new weights)."""
+        """One update, of ``work.step``, on a batch in parts; (metrics, reference to the new weights)."""
         calls, metrics = await self.group.call(
             self._opening,
             lambda rank: rank.update_on.options(num_returns=2).remote(
                 self._number, version, learning_rate, *rollouts, *rewards
             ),
             lambda call: call[0],
-            urgency,
+            work,
         )
+        self._step = work.step
         return metrics[0], calls[0][1]
 
     async def logprobs(self, rollouts: Ref) -> np.ndarray:
@@ -167,7 +177,7 @@ class LearnerSlot:
             self._opening,
             lambda rank: rank.logprobs.remote(self._number, rollouts),
             lambda call: call,
-            math.inf,
+            self._at_once(PhaseKind.START_UP),
         )
         return values[0]
 
@@ -177,17 +187,20 @@ class LearnerSlot:
             self._opening,
             lambda rank: rank.save.remote(self._number, folder),
             lambda call: call,
-            math.inf,
+            self._at_once(PhaseKind.COMMIT),
             self.group.start_seconds,
         )
 
-    async def _weights(self, method: str, *arguments: object) -> Ref:
+    def _at_once(self, kind: PhaseKind) -> Work:
+        return Work(kind, self._cell, self._step, urgency=math.inf)
+
+    async def _weights(self, kind: PhaseKind, method: str, *arguments: object) -> Ref:
         # Two results each: the small one is waited for, and brings an error of any rank; the weights stay where they are.
         calls, _ = await self.group.call(
             self._opening,
             lambda rank: getattr(rank, method).options(num_returns=2).remote(self._number, *arguments),
             lambda call: call[0],
-            math.inf,
+            self._at_once(kind),
             self.group.start_seconds,
         )
         return calls[0][1]

@@ -10,6 +10,7 @@ from grids.spec import GridSpec
 from orchestrator.pools.actors import WATCH_GROUP, GraderActor, LearnerActor, SamplerActor
 from orchestrator.pools.learner_group import LearnerGroup
 from orchestrator.pools.members import RUN_VARIABLE
+from orchestrator.pools.resources import engine_accelerators, group_accelerators
 from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of
 from workers.learner import LearnerSettings
@@ -71,11 +72,16 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
             ],
             learner_spec.slots,
             supervision,
+            group_accelerators(spec),
         )
         for group in range(learner_spec.count)
     ]
     grader = PoolMember("grader", new_grader, supervision)
-    return Pools(SharedPool(samplers, supervision), groups, SharedPool([grader], supervision))
+    return Pools(
+        SharedPool(samplers, supervision, engine_accelerators(spec)),
+        groups,
+        SharedPool([grader], supervision, accelerators=0),
+    )
 
 
 def _remote(actor: type, cpus: int, gpus: int, variables: dict[str, str]) -> Any:

@@ -18,6 +18,17 @@ def needed_resources(spec: GridSpec) -> Resources:
     }
 
 
+def engine_accelerators(spec: GridSpec) -> int:
+    """Accelerators of one engine: GPUs, or cores in a pool without GPUs."""
+    return spec.pools.samplers.gpus or spec.pools.samplers.cpus
+
+
+def group_accelerators(spec: GridSpec) -> int:
+    """Accelerators of all ranks of one learner group."""
+    learners = spec.pools.learners
+    return learners.ranks * (learners.gpus or learners.cpus)
+
+
 def resource_faults(spec: GridSpec, nodes: Sequence[Resources]) -> list[str]:
     """Why a grid does not fit on a cluster of these nodes; empty when it fits.
 

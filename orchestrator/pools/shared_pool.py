@@ -10,6 +10,7 @@ from ray.exceptions import ObjectLostError
 from grids.errors import UserError
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of, persistently, watch
 from orchestrator.pools.turns import Turns
+from orchestrator.pools.work import Server, Work, serve
 
 Ref = Any
 """A reference to an object in Ray's store; data passes the controller only as such."""
@@ -22,9 +23,10 @@ class PoolLost(RuntimeError):
 class SharedPool:
     """Members that serve any cell: each call takes a free one, and a lost one is replaced while the others serve."""
 
-    def __init__(self, members: list[PoolMember], supervision: Supervision) -> None:
-        """Members whose actors have a method ``start``."""
+    def __init__(self, members: list[PoolMember], supervision: Supervision, accelerators: int) -> None:
+        """Members whose actors have a method ``start``, each with so many accelerators."""
         self.members = members
+        self._accelerators = accelerators
         self._supervision = supervision
         self._turns: Turns[PoolMember] = Turns()
         self._replacements: set[asyncio.Task[None]] = set()
@@ -39,19 +41,21 @@ class SharedPool:
         """Start all members; raises what keeps one from starting."""
         await all_of(*(self._open(member) for member in self.members))
 
-    async def value(self, method: str, *arguments: object, urgency: float = 0.0) -> Any:
+    async def value(self, method: str, *arguments: object, work: Work) -> Any:
         """The result of a call to a free member; of several that wait the most urgent is served first.
+
+        ``work`` is what the call is about.
 
         Raises:
             MemberLost, Stalled: that member is replaced; the call can be repeated.
             PoolLost: there is no member any more.
         """
         return await self._call(
-            lambda handle: getattr(handle, method).remote(*arguments), lambda call: call, urgency
+            lambda handle: getattr(handle, method).remote(*arguments), lambda call: call, work
         )
 
     async def reference_and_value(
-        self, method: str, *arguments: object, urgency: float = 0.0, member: PoolMember | None = None
+        self, method: str, *arguments: object, work: Work, member: PoolMember | None = None
     ) -> tuple[Ref, Any]:
         """Of a call with two results: (reference to the first, which stays where it is, the second). Raises as ``value``.
 
@@ -63,21 +67,25 @@ class SharedPool:
             calls.append(getattr(handle, method).options(num_returns=2).remote(*arguments))
             return calls[-1]
 
-        value = await self._call(remote, lambda call: call[1], urgency, member)
+        value = await self._call(remote, lambda call: call[1], work, member)
         return calls[0][0], value
 
     async def _call(
         self,
         remote: Callable[[ActorHandle], Any],
         awaited: Callable[[Any], Awaitable[Any]],
-        urgency: float,
+        work: Work,
         wanted: PoolMember | None = None,
     ) -> Any:
         if wanted in self._given_up:
             raise self._given_up[wanted]
-        member = await self._turns.take(urgency, wanted)
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        member = await self._turns.take(work.urgency, wanted)
         try:
-            result = await watch([member], awaited(remote(member.handle)), self._supervision)
+            server = Server(member.role, self._accelerators)
+            call = watch([member], awaited(remote(member.handle)), self._supervision)
+            result = await serve(work, server, loop.time() - asked, call, self._supervision)
         except (asyncio.CancelledError, UserError, ObjectLostError):
             # The call was given up, or it was at fault itself: the member is as it was.
             self._turns.give(member)

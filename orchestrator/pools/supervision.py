@@ -18,6 +18,7 @@ from orchestrator.failures.ray_errors import first_line
 from orchestrator.pools.members import Member, kill, node_is_alive, record
 from orchestrator.pools.watch import watched
 from orchestrator.store.cell_state import CellState
+from orchestrator.store.phase_log import PhaseRecord
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ class Supervision:
     policy: FailuresSpec
     clock: Clock
     say: Callable[[str], None]
+    on_phase: Callable[[PhaseRecord], None]
+    """Told of each phase that was served. Returns at once and never raises."""
 
 
 class PoolMember:

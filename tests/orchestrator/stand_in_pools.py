@@ -30,8 +30,11 @@ from orchestrator.control.selection import Selection, take_up
 from orchestrator.failures.faults import MemberLost, is_storage_full
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.supervision import Supervision
+from orchestrator.pools.work import Work
+from orchestrator.scheduling.costs import CostModel
 from orchestrator.store.cell_state import AttemptRecord, CellState, State
 from orchestrator.store.lease import Lease
+from orchestrator.store.phase_log import recent_records
 from orchestrator.store.run_store import RunStore
 from orchestrator.tracking.tracker import Tracker
 from tests.orchestrator.small_run import small_grid
@@ -110,6 +113,8 @@ class StandInCluster:
         self.first: dict[str, int] = {}
         """Which call, from 0, was the first one of each cell."""
         self.groups: list[StandInGroup] = []
+        self.asked: list[Work] = []
+        """What shared pools and updates were asked for."""
 
     def pools(self, spec: GridSpec) -> Pools:
         learners = spec.pools.learners
@@ -140,7 +145,8 @@ class StandInPool:
     async def start(self) -> None:
         await self._cluster.reach("start", "", self._role)
 
-    async def value(self, method: str, *arguments: Any, urgency: float = 0.0) -> Any:
+    async def value(self, method: str, *arguments: Any, work: Work) -> Any:
+        self._cluster.asked.append(work)
         if method == "unsound_golds":
             await self._cluster.reach(method, "", self._role)
             return []
@@ -150,8 +156,9 @@ class StandInPool:
         return {"avg_at_4": score, "eval_verifier_failures": 0}, [{"response": rollouts.digest}]
 
     async def reference_and_value(
-        self, method: str, *arguments: Any, urgency: float = 0.0, member: StandInMember | None = None
+        self, method: str, *arguments: Any, work: Work, member: StandInMember | None = None
     ) -> tuple[Reference, Any]:
+        self._cluster.asked.append(work)
         if method == "grade_batch":
             rollouts: StandInRollouts = arguments[0].value
             await self._cluster.reach(method, rollouts.weights.version, self._role)
@@ -160,7 +167,7 @@ class StandInPool:
         validates = request.prompts[0][0] >= FIRST_VALIDATION_PROMPT
         await self._cluster.reach("sample validation" if validates else "sample", weights.version, self._role)
         digest = _digest(weights.digest, str(request.prompts), str(request.seeds))
-        return Reference(StandInRollouts(weights, digest, np.zeros(4))), 0.5
+        return Reference(StandInRollouts(weights, digest, np.zeros(4))), (4 * work.sequences, 0.5)
 
 
 class StandInGroup:
@@ -173,12 +180,14 @@ class StandInGroup:
         self.openings = 0
         self.cluster = cluster
         self.slots = [StandInSlot(self) for _ in range(slots)]
+        self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        if self.broken:
-            await self.cluster.reach("open", "", self.role)
-            self.broken = False
-            self.openings += 1
+        async with self._opening:
+            if self.broken:
+                await self.cluster.reach("open", "", self.role)
+                self.broken = False
+                self.openings += 1
 
     async def end(self) -> None:
         for member in self.members:
@@ -193,7 +202,7 @@ class StandInSlot:
         self._opening = 0
         self._weights = StandInWeights("", "")
 
-    async def begin_cell(self, version: str, checkpoint: Path | None) -> Reference:
+    async def begin_cell(self, cell: str, step: int, version: str, checkpoint: Path | None) -> Reference:
         self._opening = self.group.openings
         await self._reach("begin_cell", version)
         digest = (checkpoint / "weights").read_text() if checkpoint else "base"
@@ -213,8 +222,9 @@ class StandInSlot:
         learning_rate: float,
         rollouts: Sequence[Reference],
         rewards: Sequence[Reference],
-        urgency: float,
+        work: Work,
     ) -> tuple[dict[str, float], Reference]:
+        self.group.cluster.asked.append(work)
         await self._reach("update", version)
         (batch,), (reward,) = rollouts, rewards
         if batch.value.weights != self._weights:
@@ -363,10 +373,17 @@ class Trial:
                 if cell.id not in states:
                     store.cell(cell.id).set_state(State.PENDING)
             supervision = Supervision(
-                self.run_dir, lease.epoch, lease.check, self.spec.failures, SYSTEM_CLOCK, self.console.say
+                self.run_dir,
+                lease.epoch,
+                lease.check,
+                self.spec.failures,
+                SYSTEM_CLOCK,
+                self.console.say,
+                lambda _: None,
             )
             tracker = cast(Tracker, self.tracker)
-            self.now = Controller(self.spec, DATA, store, tracker, self.console, supervision)
+            costs = CostModel(recent_records(self.run_dir))
+            self.now = Controller(self.spec, DATA, store, tracker, self.console, supervision, costs)
             yield self.now, cells
 
     def _store(self) -> RunStore:

@@ -406,6 +406,44 @@ def test_an_evaluation_that_fails_beside_later_steps_costs_an_attempt_and_no_res
     assert trial.results() == undisturbed(make_trial, steps=6, commits=100).results()
 
 
+def test_pools_are_told_what_they_work_on(make_trial: MakeTrial) -> None:
+    trial = undisturbed(make_trial, steps=2)
+    asked = [
+        (work.kind, work.step, work.sequences, work.tokens) for work in trial.cluster.asked if work.cell == S0
+    ]
+    # Batches of 2 problems x 4 rollouts, 4 tokens each; 4 validation problems x 4 answers after step 2. Tokens of
+    # sampling are known only afterwards.
+    assert asked == [
+        ("sampling", 1, 8, 0),
+        ("grading", 1, 8, 32),
+        ("learning", 1, 8, 32),
+        ("sampling", 2, 8, 0),
+        ("grading", 2, 8, 32),
+        ("learning", 2, 8, 32),
+        ("evaluation", 2, 16, 0),
+        ("evaluation grading", 2, 16, 64),
+    ]
+    sampling = [work for work in trial.cluster.asked if work.kind in ("sampling", "evaluation")]
+    assert all(work.count_tokens is not None and work.count_tokens((7, 0.5)) == 7 for work in sampling)
+
+
+def test_the_cell_with_the_most_work_left_is_started_first_and_is_the_most_urgent(
+    make_trial: MakeTrial,
+) -> None:
+    trial = make_trial(seeds=3)
+
+    async def drain(call: Call) -> None:
+        trial.now.drain()
+
+    trial.start(StandInCluster(once("sample", S0, 3, drain)))
+    assert trial.committed_step(S0) == 3
+    trial.start()
+    first = trial.cluster.first
+    assert first[S1] < first[S2] < first[S0]
+    urgencies = [work.urgency for work in trial.cluster.asked if work.cell == S1 and work.kind == "sampling"]
+    assert urgencies == sorted(urgencies, reverse=True) and urgencies[0] > urgencies[-1] > 0
+
+
 # Cancelled at once
 
 
@@ -511,11 +549,16 @@ def test_a_cell_whose_learner_fails_is_tried_again_after_a_backoff_and_ends_the_
 
 def test_a_broken_group_costs_the_other_cell_that_it_held_a_preemption(make_trial: MakeTrial) -> None:
     trial = make_trial(seeds=2, slots=2)
+    failed = asyncio.Event()
 
-    async def fail(call: Call) -> None:
-        raise MemberLost("learner 0 rank 0", "the test")
+    async def act(call: Call) -> None:
+        if (call.method, call.cell, call.step) == ("update", S0, 2) and not failed.is_set():
+            failed.set()
+            raise MemberLost("learner 0 rank 0", "the test")
+        if (call.method, call.cell, call.step) == ("sample", S1, 1):
+            await failed.wait()
 
-    trial.start(StandInCluster(once("update", S0, 2, fail)))
+    trial.start(StandInCluster(act))
     assert trial.results() == undisturbed(make_trial, seeds=2).results()
     assert [(record.outcome, record.fault) for record in trial.attempts(S0)] == [
         ("lost", "process lost"),

@@ -17,6 +17,8 @@ from orchestrator.pools import learner_group
 from orchestrator.pools.learner_group import GroupBroken, LearnerGroup, all_ranks
 from orchestrator.pools.members import Member
 from orchestrator.pools.supervision import PoolMember, Supervision
+from orchestrator.pools.work import Work
+from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 from workers.learner import Diverged
 
 
@@ -103,6 +105,13 @@ def test_no_rank_is_waited_for_any_more_once_the_call_is_cancelled() -> None:
     assert ended == [True, True]
 
 
+class TwoResults:
+    """A method of an actor with two results."""
+
+    def remote(self, *arguments: Any) -> list[Any]:
+        return [result({}), "weights"]
+
+
 class Rank:
     """A member and its actor, whose ``save`` ends as told."""
 
@@ -110,11 +119,15 @@ class Rank:
         self.role = f"learner 0 rank {number}"
         self.process = Member(self.role, "node", "nowhere", 1, 0.0)
         self.handle = self.save = self.signs_of_life = self
+        self.begin_cell = self.update_on = self
         self._actor_id = f"{number:02d}".encode()
         self._end = end
 
     def remote(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
         return result(self._end if arguments else 0)
+
+    def options(self, num_returns: int) -> "TwoResults":
+        return TwoResults()
 
     async def lost(self, error: Exception) -> RuntimeError:
         return RuntimeError(f"{self.role} was lost")
@@ -134,8 +147,8 @@ class Rank:
 def test_only_an_error_that_all_ranks_recover_from_leaves_the_group_fit(
     tmp_path: Path, end: Exception, raised: type[Exception], broken: bool
 ) -> None:
-    shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print)
-    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), 1, shared)
+    shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, lambda _: None)
+    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), 1, shared, 2)
     group.broken = False
     with pytest.raises(raised):
         asyncio.run(group.slots[0].save(tmp_path))
@@ -146,10 +159,35 @@ def test_full_storage_of_one_rank_alone_breaks_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learner_group, "RANKS_AGREE_SECONDS", 0.01)
-    shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print)
+    shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, lambda _: None)
     ranks = [Rank(0, OSError(errno.ENOSPC, "full")), Rank(1, None)]
-    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared)
+    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared, 2)
     group.broken = False
     with pytest.raises(GroupBroken):
         asyncio.run(group.slots[0].save(tmp_path))
     assert group.broken
+
+
+def test_calls_of_a_slot_are_recorded_as_the_groups_with_cell_and_step(tmp_path: Path) -> None:
+    records: list[PhaseRecord] = []
+    shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, records.append)
+    ranks = [Rank(0, None), Rank(1, None)]
+    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared, 6)
+    group.broken = False
+
+    async def train() -> None:
+        slot = group.slots[0]
+        await slot.begin_cell("a cell", 4, "a cell/step-4", None)
+        await slot.update("a cell/step-5", 0.1, [], [], Work(PhaseKind.LEARNING, "a cell", 5, 8, 40))
+        await slot.save(tmp_path)
+
+    asyncio.run(train())
+    shown = [(record.kind, record.step, record.sequences, record.tokens) for record in records]
+    assert shown == [
+        (PhaseKind.TAKING_UP, 4, 0, 0),
+        (PhaseKind.LEARNING, 5, 8, 40),
+        (PhaseKind.COMMIT, 5, 0, 0),
+    ]
+    assert {(record.member, record.cell, record.accelerators) for record in records} == {
+        ("learner 0", "a cell", 6)
+    }

@@ -18,17 +18,21 @@ from orchestrator.pools.agreement import Disagreement, prove_agreement, require_
 from orchestrator.pools.pools import Pools, make_pools
 from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision
+from orchestrator.pools.work import Work
+from orchestrator.store.phase_log import PhaseKind
 from tests.grids.test_spec import GRID, PATH
 from tests.tiny_models import make_model
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 from workers.weights import Weights
 
+WORK = Work(PhaseKind.SAMPLING, "cell")
+
 
 class DeafSampler(SamplerActor):
     """An engine that takes every weight but one: the fault that tied embeddings had."""
 
-    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, float]:
+    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, tuple[int, float]]:
         if weights is not None:
             stale = "model.embed_tokens.weight"
             if not hasattr(self, "_first"):
@@ -48,7 +52,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> GridSpec:
 
 def supervision(run_dir: Path, said: list[str]) -> Supervision:
     policy = FailuresSpec(backoff_seconds=0.1, stall_seconds=60)
-    return Supervision(run_dir, 1, lambda: None, policy, SYSTEM_CLOCK, said.append)
+    return Supervision(run_dir, 1, lambda: None, policy, SYSTEM_CLOCK, said.append, lambda _: None)
 
 
 @pytest.mark.engine
@@ -66,7 +70,7 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
         return deaf.remote(spec.model, spec.sampling, spec.pools.samplers, 12)
 
     async def refused(pools: Pools) -> str:
-        deaf = SharedPool([PoolMember("sampler 0", new_deaf, shared)], shared)
+        deaf = SharedPool([PoolMember("sampler 0", new_deaf, shared)], shared, 1)
         await deaf.start()
         with pytest.raises(Disagreement) as caught:
             await prove_agreement(Pools(deaf, pools.learners, pools.grader), prompts, spec)
@@ -76,13 +80,17 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
     async def replaced(pools: Pools) -> None:
         """The same rollouts before and after the engine's death, which one call sees and no later one."""
         request = SamplingRequest(prompts, [rollout_seed("test", i) for i in range(9)], 4)
-        before: Rollouts = await (await pools.samplers.reference_and_value("sample", request, None))[0]
+        before: Rollouts = await (
+            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
+        )[0]
         first = pools.samplers.members[0].process
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(Exception, match="sampler 0 was lost: its process died") as caught:
-            await pools.samplers.reference_and_value("sample", request, None)
+            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
         assert classify(caught.value).kind is FaultKind.LOST
-        after: Rollouts = await (await pools.samplers.reference_and_value("sample", request, None))[0]
+        after: Rollouts = await (
+            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
+        )[0]
         assert pools.samplers.members[0].process.pid != first.pid
         # The first was sampled from perturbed weights that the new engine has not been given.
         assert before.weights_version != after.weights_version == "base"
@@ -91,14 +99,14 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
     async def broken_and_opened(pools: Pools) -> None:
         group = pools.learners[0]
         slot = group.slots[0]
-        await slot.begin_cell("cell/step-0", None)
+        await slot.begin_cell("cell", 0, "cell/step-0", None)
         os.kill(group.members[0].process.pid, signal.SIGKILL)
         with pytest.raises(Exception, match="learner 0 rank 0 was lost"):
-            await slot.begin_cell("cell/step-0", None)
+            await slot.begin_cell("cell", 0, "cell/step-0", None)
         assert group.broken
         await group.open()
         assert not group.broken
-        await slot.begin_cell("cell/step-0", None)
+        await slot.begin_cell("cell", 0, "cell/step-0", None)
 
     async def try_all() -> tuple[float, str]:
         pools = make_pools(spec, 12, shared)

@@ -1,7 +1,9 @@
 """A shared pool over stand-ins for its processes: no member is lost to it by a caller that gives up, none is waited for in vain."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +17,11 @@ from orchestrator.failures.faults import MemberLost
 from orchestrator.pools.members import Member
 from orchestrator.pools.shared_pool import PoolLost, SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision
+from orchestrator.pools.work import Work
+from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 
-Work = Callable[["Place", Any], Awaitable[Any]]
+Act = Callable[["Place", Any], Awaitable[Any]]
+WORK = Work(PhaseKind.SAMPLING, "a cell")
 
 
 class Remote:
@@ -41,15 +46,15 @@ class TwoResults:
 
 
 class Place:
-    """A member whose actor does ``work``, and which can be kept from starting."""
+    """A member whose actor does ``act``, and which can be kept from starting."""
 
-    def __init__(self, number: int, work: Work) -> None:
+    def __init__(self, number: int, act: Act) -> None:
         self.role = f"sampler {number}"
         self.process = Member(self.role, "node", "nowhere", 1, 0.0)
         self.opened = 0
         self.serving = 0
         self.can_start = True
-        self._work = work
+        self._act = act
 
     @property
     def handle(self) -> "Place":
@@ -91,7 +96,7 @@ class Place:
         assert self.serving == 0, "two calls at once"
         self.serving += 1
         try:
-            return await self._work(self, question)
+            return await self._act(self, question)
         finally:
             self.serving -= 1
 
@@ -102,14 +107,17 @@ async def answer_soon(place: Place, question: Any) -> Any:
 
 
 def make_pool(
-    tmp_path: Path, members: int, work: Work = answer_soon
+    tmp_path: Path,
+    members: int,
+    act: Act = answer_soon,
+    on_phase: Callable[[PhaseRecord], None] = lambda _: None,
 ) -> tuple[SharedPool, list[Place], list[str]]:
     """A pool, its places, and what it says."""
     policy = FailuresSpec(backoff_seconds=0.0, own_failures=2)
     said: list[str] = []
-    shared = Supervision(tmp_path, 1, lambda: None, policy, SYSTEM_CLOCK, said.append)
-    places = [Place(number, work) for number in range(members)]
-    return SharedPool(cast(list[PoolMember], places), shared), places, said
+    shared = Supervision(tmp_path, 1, lambda: None, policy, SYSTEM_CLOCK, said.append, on_phase)
+    places = [Place(number, act) for number in range(members)]
+    return SharedPool(cast(list[PoolMember], places), shared, 2), places, said
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -132,9 +140,9 @@ def test_a_caller_that_gives_up_at_any_turn_of_its_wait_takes_no_member_with_it(
 
             pool, _, _ = make_pool(tmp_path, 1, held)
             await pool.start()
-            first = asyncio.ensure_future(pool.value("answer", "first"))
+            first = asyncio.ensure_future(pool.value("answer", "first", work=WORK))
             await asyncio.sleep(0.001)
-            waiting = asyncio.ensure_future(pool.value("answer", "second"))
+            waiting = asyncio.ensure_future(pool.value("answer", "second", work=WORK))
             await asyncio.sleep(0.001)
             # From here on the member becomes free, goes to the waiting caller, serves it: in one of these turns it gives up.
             release.set()
@@ -143,7 +151,7 @@ def test_a_caller_that_gives_up_at_any_turn_of_its_wait_takes_no_member_with_it(
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             assert await first == "first"
-            assert await within(5, pool.value("answer", "third")) == "third", turns
+            assert await within(5, pool.value("answer", "third", work=WORK)) == "third", turns
 
     run(test())
 
@@ -157,12 +165,12 @@ def test_callers_that_give_up_before_they_are_served_take_no_member_with_them(
         await pool.start()
         for turns in range(40):
             member = cast(PoolMember, places[1]) if wanted else None
-            call = asyncio.ensure_future(pool.reference_and_value("sample", "x", member=member))
+            call = asyncio.ensure_future(pool.reference_and_value("sample", "x", member=member, work=WORK))
             for _ in range(turns):
                 await asyncio.sleep(0)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            both = asyncio.gather(pool.value("answer", 1), pool.value("answer", 2))
+            both = asyncio.gather(pool.value("answer", 1, work=WORK), pool.value("answer", 2, work=WORK))
             assert await within(5, both) == [1, 2], turns
             assert [place.opened for place in places] == [1, 1]
 
@@ -181,9 +189,9 @@ def test_a_lost_member_is_replaced_while_the_others_serve(tmp_path: Path) -> Non
         await pool.start()
         first = cast(PoolMember, places[0])
         with pytest.raises(MemberLost, match="sampler 0 was lost: its process died"):
-            await pool.reference_and_value("sample", "die", member=first)
-        assert await pool.value("answer", "?") == "sampler 1"
-        reference, role = await within(5, pool.reference_and_value("sample", "?", member=first))
+            await pool.reference_and_value("sample", "die", member=first, work=WORK)
+        assert await pool.value("answer", "?", work=WORK) == "sampler 1"
+        reference, role = await within(5, pool.reference_and_value("sample", "?", member=first, work=WORK))
         assert (reference, role) == ("reference", "sampler 0")
         assert [place.opened for place in places] == [2, 1]
 
@@ -203,8 +211,8 @@ def test_a_call_at_fault_itself_costs_no_member(tmp_path: Path, error: Exception
         pool, places, _ = make_pool(tmp_path, 1, work)
         await pool.start()
         with pytest.raises(type(error)):
-            await pool.value("answer", "faulty")
-        assert await within(5, pool.value("answer", "sound")) == "sound"
+            await pool.value("answer", "faulty", work=WORK)
+        assert await within(5, pool.value("answer", "sound", work=WORK)) == "sound"
         assert places[0].opened == 1
 
     run(test())
@@ -219,9 +227,9 @@ def test_a_member_that_fails_to_start_is_tried_as_often_as_the_policy_says(tmp_p
         await pool.start()
         place.can_start = False
         with pytest.raises(RuntimeError, match="half done"):
-            await pool.value("answer", "?")
+            await pool.value("answer", "?", work=WORK)
         with pytest.raises(PoolLost, match=r"no sampler can be started: .*it cannot start"):
-            await within(5, pool.value("answer", "?"))
+            await within(5, pool.value("answer", "?", work=WORK))
         # Once for the first start; once and two retries for the replacement.
         assert place.opened == 1 + 3
         assert any("sampler 0 is given up" in line for line in said)
@@ -238,11 +246,11 @@ def test_the_loss_of_all_members_is_told_to_callers_that_wait_and_to_later_ones(
     async def test() -> None:
         pool, _, _ = make_pool(tmp_path, 2, work)
         await pool.start()
-        calls = [asyncio.ensure_future(pool.value("answer", number)) for number in range(5)]
+        calls = [asyncio.ensure_future(pool.value("answer", number, work=WORK)) for number in range(5)]
         ends = await within(5, asyncio.gather(*calls, return_exceptions=True))
         assert sorted(type(end).__name__ for end in ends) == ["MemberLost"] * 2 + ["PoolLost"] * 3
         with pytest.raises(PoolLost):
-            await within(5, pool.value("answer", "later"))
+            await within(5, pool.value("answer", "later", work=WORK))
 
     run(test())
 
@@ -259,8 +267,10 @@ def test_one_member_that_is_left_serves_all(tmp_path: Path) -> None:
         pool, _, _ = make_pool(tmp_path, 2, work)
         await pool.start()
         with pytest.raises(MemberLost):
-            await pool.value("answer", "first")
-        assert await within(5, asyncio.gather(*(pool.value("answer", i) for i in range(6)))) == list(range(6))
+            await pool.value("answer", "first", work=WORK)
+        assert await within(
+            5, asyncio.gather(*(pool.value("answer", i, work=WORK) for i in range(6)))
+        ) == list(range(6))
 
     run(test())
 
@@ -279,10 +289,63 @@ def test_a_wanted_member_that_was_given_up_is_not_waited_for(tmp_path: Path, oth
         await pool.start()
         wanted = cast(PoolMember, places[0])
         with pytest.raises(MemberLost):
-            await pool.reference_and_value("sample", "?", member=wanted)
+            await pool.reference_and_value("sample", "?", member=wanted, work=WORK)
         with pytest.raises(PoolLost, match="be started"):
-            await within(5, pool.reference_and_value("sample", "?", member=wanted))
+            await within(5, pool.reference_and_value("sample", "?", member=wanted, work=WORK))
         if others:
-            assert await within(5, pool.value("answer", "?")) == "?"
+            assert await within(5, pool.value("answer", "?", work=WORK)) == "?"
+
+    run(test())
+
+
+def test_each_call_is_recorded_with_its_wait_its_time_and_how_it_ended(tmp_path: Path) -> None:
+    async def act(place: Place, question: Any) -> Any:
+        await asyncio.sleep(0.05)
+        if question == "faulty":
+            raise UserError("the question is at fault")
+        return question
+
+    async def test() -> None:
+        records: list[PhaseRecord] = []
+        pool, _, _ = make_pool(tmp_path, 1, act, records.append)
+        await pool.start()
+        before = time.time()
+        first = replace(WORK, step=3, sequences=8, count_tokens=len)
+        faulty = replace(WORK, kind=PhaseKind.EVALUATION, tokens=5, urgency=-1.0)
+        await asyncio.gather(
+            pool.value("answer", "four", work=first),
+            pool.value("answer", "faulty", work=faulty),
+            return_exceptions=True,
+        )
+        done, failed = records
+        named = (done.member, done.kind, done.cell, done.step, done.sequences, done.tokens, done.accelerators)
+        assert named == ("sampler 0", PhaseKind.SAMPLING, "a cell", 3, 8, 4, 2)
+        assert (failed.kind, failed.tokens, failed.failed, done.failed) == (
+            PhaseKind.EVALUATION,
+            5,
+            True,
+            False,
+        )
+        assert done.waited_seconds < 0.04 <= done.busy_seconds < 2
+        assert failed.waited_seconds >= 0.04 and failed.busy_seconds >= 0.04
+        assert before <= done.started_at and done.ended_at <= failed.started_at + 0.01
+
+    run(test())
+
+
+def test_a_call_that_is_given_up_is_recorded_only_once_it_was_served(tmp_path: Path) -> None:
+    async def act(place: Place, question: Any) -> Any:
+        await asyncio.sleep(60)
+
+    async def test() -> None:
+        records: list[PhaseRecord] = []
+        pool, _, _ = make_pool(tmp_path, 1, act, records.append)
+        await pool.start()
+        calls = [asyncio.ensure_future(pool.value("answer", i, work=replace(WORK, step=i))) for i in (1, 2)]
+        await asyncio.sleep(0.02)
+        for call in reversed(calls):
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert [(record.step, record.failed) for record in records] == [(1, True)]
 
     run(test())

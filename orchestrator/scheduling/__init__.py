@@ -1,0 +1,1 @@
+"""What work costs, what is left of it and who is next: pure decisions over records of phases."""

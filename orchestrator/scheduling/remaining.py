@@ -1,0 +1,91 @@
+"""What is left to do of a cell and of a grid."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from grids.expansion import Cell, evaluated_steps
+from grids.spec import GridSpec
+from orchestrator.scheduling.costs import TRAINING, CostModel
+from orchestrator.store.phase_log import PhaseKind
+
+
+class Remaining(NamedTuple):
+    """Seconds that a cell will still keep members of the pools busy."""
+
+    sampling: float
+    grading: float
+    learning: float
+    evaluations: int
+    evaluation: float
+    """Of an engine, for one of them."""
+    evaluation_grading: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.training + self.evaluations * (self.evaluation + self.evaluation_grading)
+
+    @property
+    def training(self) -> float:
+        """All steps, which follow one another."""
+        return self.sampling + self.grading + self.learning
+
+    @property
+    def chain(self) -> float:
+        """What cannot be done at the same time: the steps, and the last evaluation. Earlier ones run beside later steps."""
+        last = self.evaluation + self.evaluation_grading if self.evaluations else 0.0
+        return self.training + last
+
+
+class RemainingWork:
+    """What is left of the cells of a grid, as a cost model sees it at the moment."""
+
+    def __init__(self, spec: GridSpec, costs: CostModel) -> None:
+        """Of a grid whose phases ``costs`` has seen."""
+        self.costs = costs
+        self._evaluation = spec.evaluation
+        self._marks: dict[tuple[int, int], list[int]] = {}
+        self._costs: dict[int, tuple[float, ...]] = {}
+        """Of a step, by batch, and of an evaluation: good until the model learns more."""
+        self._costs_at = -1
+
+    def of(self, cell: Cell, step: int) -> Remaining:
+        """Of a cell that has made so many steps."""
+        key = (cell.batch_rollouts, cell.update_steps)
+        marks = self._marks.get(key)
+        if marks is None:
+            marks = self._marks[key] = evaluated_steps(cell, self._evaluation)
+        sampling, grading, learning, evaluation, evaluation_grading = self._costs_of(cell.batch_rollouts)
+        steps, evaluations = max(cell.update_steps - step, 0), len(marks) - bisect_right(marks, step)
+        return Remaining(
+            steps * sampling, steps * grading, steps * learning, evaluations, evaluation, evaluation_grading
+        )
+
+    def _costs_of(self, batch: int) -> tuple[float, ...]:
+        model = self.costs
+        if self._costs_at != model.observations:
+            self._costs, self._costs_at = {}, model.observations
+        found = self._costs.get(batch)
+        if found is None:
+            found = self._costs[batch] = (
+                *(model.seconds(kind, batch) for kind in TRAINING),
+                model.evaluation_seconds(PhaseKind.EVALUATION),
+                model.evaluation_seconds(PhaseKind.EVALUATION_GRADING),
+            )
+        return found
+
+    def seconds(self, cell: Cell, step: int) -> float:
+        """All that is left of a cell that has made so many steps."""
+        return self.of(cell, step).seconds
+
+
+def lower_bound(cells: Iterable[Remaining], engines: int, groups: int) -> float:
+    """Seconds that no schedule can do without: the busiest pool's work (there is one grader), or the longest cell's own chain."""
+    sampling = grading = learning = longest = 0.0
+    for one in cells:
+        sampling += one.sampling + one.evaluations * one.evaluation
+        grading += one.grading + one.evaluations * one.evaluation_grading
+        learning += one.learning
+        longest = max(longest, one.chain)
+    return max(sampling / engines, grading, learning / groups, longest)

@@ -1,0 +1,113 @@
+"""What is left of cells, in which order they are taken, and what no schedule can do without."""
+
+from dataclasses import replace
+
+import pytest
+
+from grids.expansion import Cell, expand
+from grids.spec import GridSpec
+from orchestrator.scheduling.costs import CostModel
+from orchestrator.scheduling.remaining import Remaining, RemainingWork, lower_bound
+from orchestrator.scheduling.waiting import WaitingCells
+from orchestrator.store.phase_log import PhaseKind, PhaseRecord
+from tests.orchestrator.stand_in_pools import trial_grid
+
+SECONDS = {
+    PhaseKind.SAMPLING: 2.0,
+    PhaseKind.GRADING: 0.5,
+    PhaseKind.LEARNING: 1.0,
+    PhaseKind.EVALUATION: 4.0,
+    PhaseKind.EVALUATION_GRADING: 3.0,
+}
+
+
+def of_kind(kind: PhaseKind, seconds: float, sequences: int, member: str = "m") -> PhaseRecord:
+    return PhaseRecord(member, kind, "c", 1, 0.0, seconds, 0.0, sequences, 0, 1)
+
+
+def costs() -> CostModel:
+    """Phases of 8 sequences, the batch of ``trial_grid``, as SECONDS has them."""
+    return CostModel(of_kind(kind, seconds, 8) for kind, seconds in SECONDS.items())
+
+
+def test_the_steps_and_evaluations_that_are_left_are_counted() -> None:
+    spec = trial_grid(steps=6)  # evaluated after steps 2 and 4
+    cell = expand(spec)[0]
+    remaining = RemainingWork(spec, costs())
+    assert remaining.of(cell, 0) == pytest.approx(Remaining(12, 3, 6, 2, 4, 3), rel=0.02)
+    # 3.5 a step, 7 an evaluation; an evaluation of the step itself is not left.
+    assert [remaining.seconds(cell, step) for step in (0, 1, 2, 4, 6)] == pytest.approx(
+        [35, 31.5, 21, 7, 0], rel=0.02
+    )
+
+
+def test_what_is_left_follows_the_model_as_it_learns() -> None:
+    spec = trial_grid(steps=6)
+    cell, model = expand(spec)[0], costs()
+    remaining = RemainingWork(spec, model)
+    before = remaining.of(cell, 0).learning
+    model.observe(of_kind(PhaseKind.LEARNING, 5.0, 8))
+    assert (before, remaining.of(cell, 0).learning) == pytest.approx((6, 30), rel=0.02)
+
+
+def test_the_bound_is_the_busiest_pools_work_or_the_longest_chain() -> None:
+    one = Remaining(12, 3, 6, 2, 4, 3)
+    # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6; a chain of 21 + 7.
+    assert lower_bound([one], engines=1, groups=1) == 28
+    assert lower_bound([one] * 3, engines=2, groups=1) == 30  # 60 / 2
+    assert lower_bound([one] * 10, engines=100, groups=1) == 90  # one grader
+    learning = replace_grading(one)
+    assert lower_bound([learning] * 10, engines=100, groups=1) == 60
+    assert lower_bound([learning] * 10, engines=100, groups=100) == learning.chain
+    assert lower_bound([], engines=1, groups=1) == 0
+
+
+def replace_grading(one: Remaining) -> Remaining:
+    return one._replace(grading=0.0, evaluation_grading=0.0)
+
+
+def order(waiting: WaitingCells) -> list[str]:
+    return [waiting.pop().id[-2:] for _ in range(len(waiting))]
+
+
+def make_waiting(spec: GridSpec, model: CostModel) -> tuple[WaitingCells, list[Cell]]:
+    cells = expand(spec)
+    return WaitingCells(cells, RemainingWork(spec, model)), cells
+
+
+@pytest.mark.parametrize("model", [CostModel(), costs()], ids=["unknown costs", "known costs"])
+def test_the_most_remaining_work_comes_first_and_equals_in_the_grids_order(model: CostModel) -> None:
+    waiting, cells = make_waiting(trial_grid(seeds=5), model)
+    for index, step in ((3, 0), (0, 4), (2, 2), (4, 0), (1, 2)):
+        waiting.add(cells[index], step)
+    assert order(waiting) == ["s3", "s4", "s1", "s2", "s0"]
+
+
+def test_the_order_changes_when_the_model_learns() -> None:
+    """Two cells of equal compute: many small steps, or few large ones."""
+    spec = trial_grid(steps=8)
+    small = expand(spec)[0]
+    large = replace(small, rollouts_per_problem=16, update_steps=small.update_steps // 4)
+    for seconds, first in (((1.0, 1.0), small), ((1.0, 10.0), large)):
+        model = CostModel()
+        waiting = WaitingCells([large, small], RemainingWork(spec, model))
+        waiting.add(large, 0)
+        waiting.add(small, 0)
+        for sequences, busy in zip((8, 32), seconds, strict=True):
+            for kind in (PhaseKind.SAMPLING, PhaseKind.LEARNING, PhaseKind.GRADING):
+                for _ in range(3):
+                    model.observe(of_kind(kind, busy, sequences))
+        assert waiting.pop() is first
+
+
+def test_a_cell_that_is_taken_out_or_added_anew_waits_once() -> None:
+    waiting, cells = make_waiting(trial_grid(seeds=3), CostModel())
+    for cell in cells:
+        waiting.add(cell, 0)
+    waiting.add(cells[0], 5)
+    waiting.discard(cells[1].id)
+    waiting.discard("unknown")
+    assert order(waiting) == ["s2", "s0"]
+    assert not waiting
+    with pytest.raises(IndexError):
+        waiting.pop()
