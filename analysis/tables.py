@@ -43,12 +43,14 @@ HISTORY_COLUMNS: dict[str, str] = {
     "zero_variance_right": "share of groups with every rollout right",
     "zero_variance_wrong": "share of groups with every rollout wrong",
     "importance_ratio": "mean of p_learner / p_sampler over the tokens of computed answers",
+    "staleness": "most updates by which rollouts were older than the weights that learnt from them: 0, strictly on-policy",
     "tis_capped": "share of the same tokens whose importance ratio exceeds the cap",
     "logprob_mean_difference": "mean |log p_learner - log p_sampler| over the same tokens",
     "verifier_failures": "training answers since the previous row whose grading crashed or hung; each scored 0",
     "logprob_difference": "largest |log p_learner - log p_sampler| over the same tokens",
     "learning_rate": "learning rate of the latest step",
-    "seconds_*": "measured time of a phase, per step (seconds_evaluating: of this evaluation); no replay reproduces it",
+    "seconds_*": "measured time that a phase kept an engine, the grader or a learner group at work, per step "
+    "(seconds_evaluating: the engines, for this evaluation); no replay reproduces it",
     "logged_at_ms": "when the row was written, milliseconds since 1970; no replay reproduces it",
 }
 """Every column of a history with its meaning. ``K`` stands for a number and ``*`` for a phase's name."""

@@ -95,7 +95,7 @@ class Say:
 
 def run_campaign(folder: Path, faults: int, seed: int, options: GridOptions, say: Say) -> Campaign:
     """Strike until ``faults`` faults have come through."""
-    in_flight = options.learners * options.commit_steps
+    in_flight = options.learners * options.slots * options.commit_steps
     campaign = Campaign()
     queue = make_plan(faults, seed)
     tries: dict[Planned, int] = {}
@@ -227,6 +227,7 @@ def main() -> int:
         OPTIONS,
         ranks=arguments.ranks,
         learners=2 // arguments.ranks,
+        slots=arguments.ranks,
         stall_seconds=arguments.stall_seconds,
     )
     campaign = run_campaign(folder, arguments.faults, arguments.seed, options, Say())

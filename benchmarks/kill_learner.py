@@ -21,7 +21,7 @@ from benchmarks.comparison import folder_differences
 from benchmarks.site import GridOptions, Running, Site, cells_of, members_of, state
 from orchestrator.store.attempts import RECORD
 
-OPTIONS = GridOptions(rollouts_per_problem=[4], compute_rollouts=16_384, learners=1, own_failures=3)
+OPTIONS = GridOptions(rollouts_per_problem=[4], compute_rollouts=16_384, own_failures=3)
 """One cell of 512 steps, some minutes of work, that may fail three times between two commits."""
 BUDGET_WORDS = "failures.own_failures"
 

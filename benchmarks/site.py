@@ -29,14 +29,16 @@ GRID = """
 name: {name}
 model: {{path: {model}}}
 problems: {{train: {train}, validation: {validation}}}
-grid: {{problems_per_batch: {problems_per_batch}, rollouts_per_problem: {rollouts_per_problem}, seeds: [0],
+grid: {{problems_per_batch: {problems_per_batch}, rollouts_per_problem: {rollouts_per_problem}, seeds: {seeds},
   compute_rollouts: {compute_rollouts}}}
 recipe: {{type: easy}}
 optimiser: {{learning_rate: 2e-4}}
 sampling: {{temperature: 1.0, max_tokens: 8, prompt_template: "{{prompt}}="}}
 evaluation:
-  {{first_mark: 64, marks_per_doubling: 1, kept_rollouts: 3, train_probe: {{problems: 10, samples_per_problem: 2}}}}
-pools: {{samplers: {{max_sequences: 256}}, learners: {{count: {learners}, ranks: {ranks}}}}}
+  {{first_mark: {first_mark}, marks_per_doubling: 1, kept_rollouts: 3, train_probe: {{problems: 10, samples_per_problem: 2}}}}
+pools:
+  samplers: {{count: {samplers}, max_sequences: {max_sequences}}}
+  learners: {{count: {learners}, ranks: {ranks}, slots: {slots}}}
 tracking: {{mlflow_uri: "{mlflow_uri}"}}
 commits: {{every_steps: {commit_steps}}}
 failures: {{phase_repeats: {phase_repeats}, own_failures: {own_failures}, preemptions: 100, backoff_seconds: 0.2,
@@ -55,8 +57,13 @@ class GridOptions:
     problems_per_batch: list[int] = field(default_factory=lambda: [8])
     rollouts_per_problem: list[int] = field(default_factory=lambda: [4, 8])
     compute_rollouts: int = 1024
-    learners: int = 2
+    first_mark: int = 64
+    seeds: list[int] = field(default_factory=lambda: [0])
+    samplers: int = 1
+    max_sequences: int = 256
+    learners: int = 1
     ranks: int = 1
+    slots: int = 2
     commit_steps: int = 3
     phase_repeats: int = 10
     own_failures: int = 20

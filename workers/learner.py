@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from grids.spec import ModelSpec, OptimiserSpec, Recipe
 from workers import checkpoints, grpo, policy
 from workers.rollouts import Rollouts
-from workers.weights import Weights, pack_weights
+from workers.weights import Weights, pack_weights, version_step
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=5)
 """A dead rank hangs the others in their next collective for at most so long."""
@@ -193,6 +193,7 @@ class LearnerRank:
         if rollouts.weights_version != trained.version:
             raise StaleRollouts(f"rollouts of {rollouts.weights_version} for a learner at {trained.version}")
         metrics = self.backward(rollouts, rewards)
+        metrics["staleness"] = float(version_step(trained.version) - version_step(rollouts.weights_version))
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), self._settings.optimiser.max_gradient_norm
         )
@@ -259,6 +260,17 @@ class LearnerRank:
             # numpy's maximum, unlike Python's, hands on what is no number.
             largest = float(np.maximum(largest, float(differences.max())))
         return self._batch_metrics(sums, largest, rollouts, grouped, computed)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Whole gradients of the last ``backward`` by parameter, as float32; all ranks ask together."""
+        return {
+            name: (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient)
+            .float()
+            .cpu()
+            .numpy()
+            for name, parameter in self._model.named_parameters()
+            if (gradient := parameter.grad) is not None
+        }
 
     def _terms(
         self,

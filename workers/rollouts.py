@@ -1,5 +1,6 @@
 """Rollouts as flat arrays, and the seeds that make them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -29,6 +30,29 @@ class Rollouts:
     """R responses as text, without special tokens."""
     weights_version: str
     """Version of the weights that made them."""
+
+    @classmethod
+    def join(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
+        """Rollouts of one batch that several engines have made, in the batch's order.
+
+        Raises:
+            ValueError: they have another n or come from other weights.
+        """
+        first, *others = parts
+        if not others:
+            return first
+        if len({(part.rollouts_per_problem, part.weights_version) for part in parts}) > 1:
+            raise ValueError("parts of a batch differ in n or in the version of their weights")
+        return cls(
+            rollouts_per_problem=first.rollouts_per_problem,
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            tokens=np.concatenate([part.tokens for part in parts]),
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            truncated=np.concatenate([part.truncated for part in parts]),
+            texts=[text for part in parts for text in part.texts],
+            weights_version=first.weights_version,
+        )
 
     @property
     def offsets(self) -> np.ndarray:

@@ -98,29 +98,11 @@ class Sampler:
         Raises:
             WeightsRefused: a tensor is missing, unknown or of another shape.
         """
-        from vllm import SamplingParams
-
         if weights is not None and weights.version != self._version:
             self._load(weights)
         n = request.rollouts_per_problem
-        parameters = [
-            SamplingParams(
-                n=n,
-                seed=seed,
-                temperature=self._sampling.temperature,
-                top_p=1.0,
-                top_k=0,
-                max_tokens=self._sampling.max_tokens,
-                stop_token_ids=self._stop_token_ids,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-                skip_clone=True,
-            )
-            for seed in request.seeds
-        ]
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        outputs = self._llm.generate(prompts, self.parameters(request), use_tqdm=False)
         responses = [response for output in outputs for response in output.outputs]
         rollouts = Rollouts(
             rollouts_per_problem=n,
@@ -141,6 +123,27 @@ class Sampler:
                 f"the engine returned log-probabilities of {self._version} that are no numbers"
             )
         return rollouts
+
+    def parameters(self, request: SamplingRequest) -> list[Any]:
+        """vLLM's ``SamplingParams`` of each problem."""
+        from vllm import SamplingParams
+
+        return [
+            SamplingParams(
+                n=request.rollouts_per_problem,
+                seed=seed,
+                temperature=self._sampling.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=self._sampling.max_tokens,
+                stop_token_ids=self._stop_token_ids,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                skip_clone=True,
+            )
+            for seed in request.seeds
+        ]
 
     def _load(self, weights: Weights) -> None:
         faults = mismatched_tensors(

@@ -9,6 +9,16 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def weights_version(cell: str, attempt: int, step: int) -> str:
+    """The name of a cell's weights after an update step, of one attempt: another one's are never taken for them."""
+    return f"{cell}/attempt-{attempt}/step-{step}"
+
+
+def version_step(version: str) -> int:
+    """The update step after which these weights stood."""
+    return int(version.rpartition("step-")[2])
+
+
 @dataclass(frozen=True)
 class Weights:
     """One version of a policy's weights under the names of its transformers checkpoint."""

@@ -20,6 +20,7 @@ from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learner import Diverged
+from workers.weights import weights_version
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class CellRun:
         state = await whole(asyncio.to_thread(self._store.start_attempt))
         weights = await self._take_up(state)
         try:
-            await self._train(f"{self._cell.id}/attempt-{state.attempt}/step-", weights)
+            await self._train(state.attempt, weights)
         except Diverged:
             await self._land_row()  # a result too, and no later attempt would write it
             raise
@@ -132,16 +133,18 @@ class CellRun:
         self._committed_at = self._clock.monotonic()
         self.phase = str(Phase.TAKING_UP)
         cell, step = self._cell.id, self._progress.step
-        version = f"{cell}/attempt-{state.attempt}/step-{step}"
+        version = weights_version(cell, state.attempt, step)
         return await self._learner.begin_cell(cell, step, version, checkpoint)
 
-    async def _train(self, version: str, weights: Ref) -> None:
+    async def _train(self, attempt: int, weights: Ref) -> None:
         cell, progress = self._cell, self._progress
         first_step = progress.step + 1
         if self._reached_mark():
             await self._begin_row(weights)
         for step in range(first_step, cell.update_steps + 1):
-            metrics, tokens, weights = await self._update(step, f"{version}{step}", weights)
+            metrics, tokens, weights = await self._update(
+                step, weights_version(cell.id, attempt, step), weights
+            )
             if step == first_step:
                 self._require_agreement(metrics, step)
             seconds = accelerator_seconds(
@@ -179,23 +182,25 @@ class CellRun:
         # Longest remaining work first, or the longest cell would end alone on idle pools.
         urgency = self._remaining.seconds(self._cell, step - 1)
         work = Work(PhaseKind.SAMPLING, self._cell.id, step, batch.request.sequences, urgency=urgency)
-        self.phase = f"{Phase.SAMPLING} of step {step}"
-        rollouts, tokens, seconds_sampling = await self._phases.sample(batch, weights, work)
-        self.phase = f"{Phase.GRADING} of step {step}"
-        work = replace(work, kind=PhaseKind.GRADING, tokens=tokens)
-        rewards, failures, seconds_grading = await self._phases.grade(rollouts, batch.golds, work)
+        self.phase = f"{Phase.SAMPLING} and {Phase.GRADING} of step {step}"
+        graded = await self._phases.sample_and_grade(batch, weights, work)
         learning_rate = warmed_up_learning_rate(
             self._cell.learning_rate, self._spec.optimiser.warmup_steps, step
         )
         self.phase = f"{Phase.LEARNING} of step {step}"
-        work = replace(work, kind=PhaseKind.LEARNING)
-        metrics, new_weights = await self._learner.update(version, learning_rate, rollouts, rewards, work)
+        metrics, new_weights = await self._learner.update(
+            version,
+            learning_rate,
+            graded.rollouts,
+            graded.rewards,
+            replace(work, kind=PhaseKind.LEARNING, tokens=graded.tokens),
+        )
         metrics |= {
-            "verifier_failures": float(failures),
-            "seconds_sampling": seconds_sampling,
-            "seconds_grading": seconds_grading,
+            "verifier_failures": float(graded.failures),
+            "seconds_sampling": graded.seconds_sampling,
+            "seconds_grading": graded.seconds_grading,
         }
-        return metrics, tokens, new_weights
+        return metrics, graded.tokens, new_weights
 
     def _require_agreement(self, metrics: dict[str, float], step: int) -> None:
         dtype = self._spec.model.dtype

@@ -1,10 +1,10 @@
 """Sampling, grading and evaluation for one cell: phases that keep no state, repeated with the same seeds when one is lost."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from grids.errors import UserError
@@ -42,14 +42,47 @@ class Batch:
     golds: list[str]
     sources: list[str]
 
-    def part(self, positions: Sequence[int]) -> SamplingRequest:
-        """The request of some positions, with the same seeds."""
+    def part(self, positions: Sequence[int]) -> "Batch":
+        """Some positions, with the same seeds."""
         request = self.request
-        return SamplingRequest(
-            [request.prompts[i] for i in positions],
-            [request.seeds[i] for i in positions],
-            request.rollouts_per_problem,
+        return Batch(
+            SamplingRequest(
+                [request.prompts[i] for i in positions],
+                [request.seeds[i] for i in positions],
+                request.rollouts_per_problem,
+            ),
+            [self.golds[i] for i in positions],
+            [self.sources[i] for i in positions],
         )
+
+    def spread(self, engines: int, full_engine: int) -> list["Batch"]:
+        """The batch in parts of nearly equal size: one for each of so many engines, as long as every part fills its engine.
+
+        Args:
+            engines: that are free.
+            full_engine: sequences that an engine works on at once.
+        """
+        groups = len(self.golds)
+        filled = groups * self.request.rollouts_per_problem // full_engine
+        parts = max(1, min(engines, filled, groups))
+        bounds = [groups * number // parts for number in range(parts + 1)]
+        return [self.part(range(start, end)) for start, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class GradedBatch:
+    """A batch in the parts that engines made of it."""
+
+    rollouts: list[Ref]
+    """To ``Rollouts``, in the batch's order."""
+    rewards: list[Ref]
+    """To rewards of each part."""
+    tokens: int
+    failures: int
+    """Answers whose grading crashed or hung."""
+    seconds_sampling: float
+    """Of all engines together."""
+    seconds_grading: float
 
 
 def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
@@ -100,17 +133,47 @@ class Phases:
         """The same phases, which no stop ends."""
         return replace(self, stop=asyncio.Event())
 
-    async def sample(self, batch: Batch, weights: Ref, work: Work) -> tuple[Ref, int, float]:
-        """(reference to ``Rollouts``, tokens, seconds) of a batch, sampled from ``weights``.
+    async def sample_and_grade(self, batch: Batch, weights: Ref, work: Work) -> GradedBatch:
+        """Rollouts of a batch, sampled from ``weights``, with their rewards; each part is graded while others are sampled.
+
+        ``work``: what the sampling is for. Raises as ``sample``.
+        """
+
+        async def sample_and_grade(part: Batch) -> tuple[Ref, int, float, Ref, int, float]:
+            rollouts, tokens, seconds = await self._sample_part(part, weights, work)
+            grading = replace(work, kind=PhaseKind.GRADING, sequences=part.request.sequences, tokens=tokens)
+            rewards, (failures, seconds_grading) = await self._repeating(
+                Phase.GRADING,
+                lambda: self.pools.grader.reference_and_value(
+                    "grade_batch", rollouts, part.golds, work=grading
+                ),
+            )
+            return rollouts, tokens, seconds, rewards, failures, seconds_grading
+
+        done = await side_by_side([sample_and_grade(part) for part in self._spread(batch)])
+        rollouts, tokens, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
+        return GradedBatch(rollouts, rewards, sum(tokens), sum(failures), sum(sampling), sum(grading))
+
+    async def sample(self, batch: Batch, weights: Ref, work: Work) -> tuple[list[Ref], int, float]:
+        """(references to the ``Rollouts`` of each part, tokens, seconds of all engines) of a batch, sampled from ``weights``.
 
         Raises:
             PoisonedProblems: it fails, and it is these problems that make it fail.
             Stopped: told to.
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
+        done = await side_by_side([self._sample_part(part, weights, work) for part in self._spread(batch)])
+        rollouts, tokens, seconds = map(list, zip(*done, strict=True))
+        return rollouts, sum(tokens), sum(seconds)
+
+    def _spread(self, batch: Batch) -> list[Batch]:
+        return batch.spread(self.pools.samplers.free, self.spec.pools.samplers.max_sequences)
+
+    async def _sample_part(self, part: Batch, weights: Ref, work: Work) -> tuple[Ref, int, float]:
+        work = replace(work, sequences=part.request.sequences)
         try:
             rollouts, (tokens, seconds) = await self._repeating(
-                Phase.SAMPLING, lambda: self._sampled(batch.request, weights, work)
+                Phase.SAMPLING, lambda: self._sampled(part.request, weights, work)
             )
             return rollouts, tokens, seconds
         except (Stopped, PoolLost, UserError):
@@ -120,46 +183,43 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(batch.part(some), weights, work), len(batch.request.prompts)
+                lambda some: self._fails(part.part(some).request, weights, work), len(part.golds)
             )
             if not positions:
                 raise
-            raise PoisonedProblems([batch.sources[i] for i in positions], fault.reason) from error
-
-    async def grade(self, rollouts: Ref, golds: list[str], work: Work) -> tuple[Ref, int, float]:
-        """(reference to rewards [R], answers whose grading crashed or hung, seconds)."""
-        rewards, (failures, seconds) = await self._repeating(
-            Phase.GRADING,
-            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, golds, work=work),
-        )
-        return rewards, failures, seconds
+            raise PoisonedProblems([part.sources[i] for i in positions], fault.reason) from error
 
     async def evaluate(
         self, weights: Ref, cell: str, step: int
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """(validation and train-probe columns of a history row, validation rollouts to keep) of a cell's weights."""
-        started = time.monotonic()
         kept = self.spec.evaluation.kept_rollouts
         validation = validation_batch(self.spec, self.data)
-        columns, samples = await self._evaluated("evaluate", validation, weights, cell, step, kept)
+        (columns, samples), seconds = await self._evaluated(
+            "evaluate_all", validation, weights, cell, step, kept
+        )
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
-            probe_columns, failures = await self._evaluated("probe", probe, weights, cell, step)
+            (probe_columns, failures), probe_seconds = await self._evaluated(
+                "probe_all", probe, weights, cell, step
+            )
+            seconds += probe_seconds
             columns |= probe_columns
             columns["eval_verifier_failures"] += failures
-        return columns | {"seconds_evaluating": time.monotonic() - started}, samples
+        return columns | {"seconds_evaluating": seconds}, samples
 
     async def _evaluated(
         self, method: str, batch: Batch, weights: Ref, cell: str, step: int, *arguments: object
-    ) -> Any:
-        """Sampled, and graded by a method of the grader."""
+    ) -> tuple[Any, float]:
+        """(what a method of the grader says of a sampled batch, seconds of the engines)."""
         work = Work(PhaseKind.EVALUATION, cell, step, batch.request.sequences, urgency=EVALUATION_URGENCY)
-        rollouts, tokens, _ = await self.sample(batch, weights, work)
+        rollouts, tokens, seconds = await self.sample(batch, weights, work)
         graded = replace(work, kind=PhaseKind.EVALUATION_GRADING, tokens=tokens)
-        return await self._repeating(
+        result = await self._repeating(
             Phase.GRADING,
-            lambda: self.pools.grader.value(method, rollouts, batch.golds, *arguments, work=graded),
+            lambda: self.pools.grader.value(method, batch.golds, *arguments, *rollouts, work=graded),
         )
+        return result, seconds
 
     def _sampled(
         self, request: SamplingRequest, weights: Ref, work: Work
@@ -208,3 +268,14 @@ class Phases:
         finally:
             stop.cancel()
             work.cancel()
+
+
+async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all, in order; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -42,13 +42,18 @@ class Preparation:
             UserError: a gold answer is unfit.
         """
         try:
-            await self.pools.start()
+            await self._start()
             await persistently(self._prove, "start-up", self.spec.failures, self.supervision.say)
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, UserError | PoolLost):
                 raise cause from error
             raise PoolLost(f"start-up failed: {classify(cause).reason}") from error
+
+    async def _start(self) -> None:
+        began = self.supervision.clock.monotonic()
+        await self.pools.start()
+        self.supervision.say(f"all pools serve after {self.supervision.clock.monotonic() - began:.0f} s")
 
     async def _prove(self) -> None:
         for group in self.pools.learners:

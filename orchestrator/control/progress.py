@@ -6,7 +6,7 @@ from typing import Any
 
 from grids.spec import PoolsSpec
 
-MAXIMA = ("logprob_difference",)
+MAXIMA = ("logprob_difference", "staleness")
 """Training metrics of which a row tells the largest value since the previous row, not the mean."""
 LATEST = ("learning_rate",)
 """Training metrics of which a row tells the latest value."""

@@ -1,7 +1,7 @@
 """The Ray actors of the pools: workers, each with a counter that shows whether it moves."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
@@ -51,7 +51,17 @@ class SamplerActor(Watchable, Sampler):
 
 
 class LearnerActor(Watchable, LearnerRank):
-    """A learner rank."""
+    """A learner rank, whose batches arrive in the parts that engines made of them."""
+
+    def update_on(
+        self, slot: int, version: str, learning_rate: float, *parts: Rollouts | np.ndarray
+    ) -> tuple[dict[str, float], Weights | None]:
+        """``update``; first all parts' rollouts, then all parts' rewards, since Ray fetches only what is an argument itself."""
+        rollouts, rewards = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        batch = Rollouts.join(cast("tuple[Rollouts, ...]", rollouts))
+        return self.update(
+            slot, version, learning_rate, batch, np.concatenate(cast("tuple[np.ndarray, ...]", rewards))
+        )
 
 
 class GraderActor(Watchable, Grader):
@@ -65,3 +75,13 @@ class GraderActor(Watchable, Grader):
         started = time.monotonic()
         grading = self.grade(rollouts, golds)
         return grading.rewards, (grading.failures, time.monotonic() - started)
+
+    def evaluate_all(
+        self, golds: list[str], kept: int, *parts: Rollouts
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """``evaluate`` of rollouts in parts."""
+        return self.evaluate(Rollouts.join(parts), golds, kept)
+
+    def probe_all(self, golds: list[str], *parts: Rollouts) -> tuple[dict[str, Any], int]:
+        """``probe`` of rollouts in parts."""
+        return self.probe(Rollouts.join(parts), golds)

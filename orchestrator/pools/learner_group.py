@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +152,18 @@ class LearnerSlot:
         return await self._weights(PhaseKind.START_UP, "perturb", version)
 
     async def update(
-        self, version: str, learning_rate: float, rollouts: Ref, rewards: Ref, work: Work
+        self,
+        version: str,
+        learning_rate: float,
+        rollouts: Sequence[Ref],
+        rewards: Sequence[Ref],
+        work: Work,
     ) -> tuple[dict[str, float], Ref]:
-        """One update, of ``work.step``; (metrics, reference to the new weights)."""
+        """One update, of ``work.step``, on a batch in parts; (metrics, reference to the new weights)."""
         calls, metrics = await self.group.call(
             self._opening,
-            lambda rank: rank.update.options(num_returns=2).remote(
-                self._number, version, learning_rate, rollouts, rewards
+            lambda rank: rank.update_on.options(num_returns=2).remote(
+                self._number, version, learning_rate, *rollouts, *rewards
             ),
             lambda call: call[0],
             work,

@@ -39,7 +39,7 @@ UNKNOWN_TOKEN = 330
 @pytest.fixture(scope="module")
 def struck(site: Site, undisturbed: Path) -> Iterator[tuple[UnderFire, dict[Kind, float | None]]]:
     """The undisturbed run's grid under one fault of each kind, run to its end; the seconds until it went on from each."""
-    grid = site.write_grid("struck", GridOptions(learners=1, commit_steps=1, grace_seconds=30))
+    grid = site.write_grid("struck", GridOptions(slots=1, commit_steps=1, grace_seconds=30))
     source = random.Random(0)
     with small_disk(site.run_dir(grid)) as mounted:
         fire = UnderFire(site, grid, "job", disk=mounted, seed=0, in_flight=1, say=print)
@@ -126,7 +126,7 @@ def poisoned(site: Site) -> tuple[Path, str, int]:
     train = site.folder / "poisoned.jsonl"
     train.write_text("\n".join(problems) + "\n")
     options = GridOptions(
-        model=model, train=train, compute_rollouts=256, learners=1, ranks=2, phase_repeats=0, stall_seconds=60
+        model=model, train=train, compute_rollouts=256, ranks=2, phase_repeats=0, stall_seconds=60
     )
     return site.write_grid("poisoned", options), "bp8-n4-s0", poison + 1
 

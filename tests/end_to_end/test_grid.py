@@ -163,7 +163,7 @@ def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> 
 def test_a_finished_grid_goes_on_to_a_larger_budget_with_the_same_numbers(
     site: Site, undisturbed: Path
 ) -> None:
-    one_cell = GridOptions(rollouts_per_problem=[8], learners=1)
+    one_cell = GridOptions(rollouts_per_problem=[8])
     code, output = site.run(site.write_grid("grown", replace(one_cell, compute_rollouts=128))).wait()
     assert code == 0, output
     grown = site.write_grid("grown", replace(one_cell, compute_rollouts=256))

@@ -139,6 +139,7 @@ class StandInPool:
 
     def __init__(self, cluster: StandInCluster, role: str) -> None:
         self.members = [StandInMember(role)]
+        self.free = 1
         self._cluster, self._role = cluster, role
 
     async def start(self) -> None:
@@ -149,7 +150,7 @@ class StandInPool:
         if method == "unsound_golds":
             await self._cluster.reach(method, "", self._role)
             return []
-        rollouts: StandInRollouts = arguments[0].value
+        rollouts: StandInRollouts = arguments[-1].value
         await self._cluster.reach(method, rollouts.weights.version, self._role)
         score = _share(f"score {rollouts.digest}")
         return {"avg_at_4": score, "eval_verifier_failures": 0}, [{"response": rollouts.digest}]
@@ -216,13 +217,19 @@ class StandInSlot:
         return np.zeros(4)
 
     async def update(
-        self, version: str, learning_rate: float, rollouts: Reference, rewards: Reference, work: Work
+        self,
+        version: str,
+        learning_rate: float,
+        rollouts: Sequence[Reference],
+        rewards: Sequence[Reference],
+        work: Work,
     ) -> tuple[dict[str, float], Reference]:
         self.group.cluster.asked.append(work)
         await self._reach("update", version)
-        if rollouts.value.weights != self._weights:
-            raise StaleRollouts(f"{rollouts.value.weights} are not {self._weights}")
-        weights = self._now(version, _digest(rollouts.value.digest, rewards.value, str(learning_rate)))
+        (batch,), (reward,) = rollouts, rewards
+        if batch.value.weights != self._weights:
+            raise StaleRollouts(f"{batch.value.weights} are not {self._weights}")
+        weights = self._now(version, _digest(batch.value.digest, reward.value, str(learning_rate)))
         await asyncio.sleep(0)
         cell, step = version.split("/")[0], int(version.rpartition("step-")[2])
         metrics = {

@@ -208,7 +208,7 @@ def test_a_request_for_an_unknown_cell_or_a_finished_one_disturbs_nothing(make_t
         ("sample", 3, 3),
         ("grade_batch", 3, 3),
         ("sample validation", 4, 4),
-        ("evaluate", 4, 4),
+        ("evaluate_all", 4, 4),
         ("update", 3, 3),
         ("save", 4, 4),
     ],
@@ -519,7 +519,7 @@ def cancelled_after(trial: Trial, turns: int) -> bool:
 # Pools and learners that fail
 
 
-@pytest.mark.parametrize("method", ["sample", "grade_batch", "sample validation", "evaluate"])
+@pytest.mark.parametrize("method", ["sample", "grade_batch", "sample validation", "evaluate_all"])
 def test_the_loss_of_a_shared_pool_pauses_the_cells_and_costs_them_nothing(
     make_trial: MakeTrial, method: str
 ) -> None:

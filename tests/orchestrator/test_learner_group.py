@@ -119,7 +119,7 @@ class Rank:
         self.role = f"learner 0 rank {number}"
         self.process = Member(self.role, "node", "nowhere", 1, 0.0)
         self.handle = self.save = self.signs_of_life = self
-        self.begin_cell = self.update = self
+        self.begin_cell = self.update_on = self
         self._actor_id = f"{number:02d}".encode()
         self._end = end
 
@@ -178,7 +178,7 @@ def test_calls_of_a_slot_are_recorded_as_the_groups_with_cell_and_step(tmp_path:
     async def train() -> None:
         slot = group.slots[0]
         await slot.begin_cell("a cell", 4, "a cell/step-4", None)
-        await slot.update("a cell/step-5", 0.1, None, None, Work(PhaseKind.LEARNING, "a cell", 5, 8, 40))
+        await slot.update("a cell/step-5", 0.1, [], [], Work(PhaseKind.LEARNING, "a cell", 5, 8, 40))
         await slot.save(tmp_path)
 
     asyncio.run(train())

@@ -50,9 +50,36 @@ def test_probe_validation_and_training_share_no_seed() -> None:
 def test_a_part_of_a_batch_asks_for_the_same_rollouts_as_the_whole() -> None:
     batch = training_batch(expand(spec_with("{problems: 20}"))[0], 3, DATA)
     part = batch.part([5, 2])
-    assert part.prompts == [batch.request.prompts[5], batch.request.prompts[2]]
-    assert part.seeds == [batch.request.seeds[5], batch.request.seeds[2]]
-    assert part.rollouts_per_problem == batch.request.rollouts_per_problem
+    assert part.request.prompts == [batch.request.prompts[5], batch.request.prompts[2]]
+    assert part.request.seeds == [batch.request.seeds[5], batch.request.seeds[2]]
+    assert part.request.rollouts_per_problem == batch.request.rollouts_per_problem
+    assert (part.golds, part.sources) == (
+        [batch.golds[5], batch.golds[2]],
+        [batch.sources[5], batch.sources[2]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("engines", "full_engine", "sizes"),
+    [
+        # 20 groups of 2 rollouts.
+        (1, 1, [20]),
+        (3, 10, [6, 7, 7]),
+        (8, 16, [10, 10]),  # a third part would leave engines half empty
+        (8, 64, [20]),
+        (0, 1, [20]),  # none is free: it waits whole
+        (50, 1, [1] * 20),
+    ],
+)
+def test_a_batch_spreads_over_free_engines_as_long_as_it_fills_them(
+    engines: int, full_engine: int, sizes: list[int]
+) -> None:
+    batch = probe_batch(spec_with("{problems: 20, samples_per_problem: 2}"), DATA)
+    parts = batch.spread(engines, full_engine)
+    assert [len(part.golds) for part in parts] == sizes
+    assert [seed for part in parts for seed in part.request.seeds] == batch.request.seeds
+    assert [prompt for part in parts for prompt in part.request.prompts] == batch.request.prompts
+    assert [gold for part in parts for gold in part.golds] == batch.golds
 
 
 def test_each_problem_of_a_batch_knows_its_row() -> None:

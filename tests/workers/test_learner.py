@@ -32,9 +32,9 @@ class OpenLearner(LearnerRank):
     def count(self) -> int:
         return self.beats
 
-    def gradients(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
+    def gradients_of(self, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, np.ndarray]:
         self.backward(rollouts, rewards)
-        return {name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()}
+        return self.gradients()
 
     def gradients_of_all(
         self, rollouts: Rollouts, rewards: np.ndarray
@@ -44,9 +44,7 @@ class OpenLearner(LearnerRank):
             grpo, "contributing", lambda advantages, *_, **__: np.ones(len(advantages), bool)
         ):
             metrics = self.backward(rollouts, rewards)
-            return {
-                name: p.grad.full_tensor().numpy() for name, p in self._model.named_parameters()
-            }, metrics["computed_share"]
+            return self.gradients(), metrics["computed_share"]
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {name: p.full_tensor().detach().numpy() for name, p in self._model.named_parameters()}
@@ -75,9 +73,9 @@ class Group:
         return ray.get([getattr(rank, method).remote(*arguments) for rank in self.ranks])[0]
 
     def begin(self, micro_batch_tokens: int = 16_384, **recipe: Any) -> None:
-        """A fresh cell whose weights are called ``start``, under another recipe than ``RECIPE``."""
+        """A fresh cell whose weights are called ``step-0``, under another recipe than ``RECIPE``."""
         self.call("change", micro_batch_tokens, RECIPE | recipe)
-        self.call("begin_cell", 0, "start", None)
+        self.call("begin_cell", 0, "step-0", None)
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -114,11 +112,11 @@ def random_rollouts(version: str, groups: int = 5, n: int = 4, seed: int = 3) ->
 
 
 def test_gradients_of_two_ranks_and_of_small_micro_batches_equal_one_ranks(groups: dict[int, Group]) -> None:
-    rollouts, rewards = random_rollouts("start")
+    rollouts, rewards = random_rollouts("step-0")
     found = []
     for ranks, micro_batch_tokens in ((1, 16_384), (1, 30), (2, 16_384), (2, 30), (2, 1)):
         groups[ranks].begin(micro_batch_tokens)
-        found.append(groups[ranks].call("gradients", rollouts, rewards))
+        found.append(groups[ranks].call("gradients_of", rollouts, rewards))
     norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found[0].values()))
     assert norm > 0.01
     for other in found[1:]:
@@ -128,11 +126,11 @@ def test_gradients_of_two_ranks_and_of_small_micro_batches_equal_one_ranks(group
 
 
 def test_metrics_do_not_depend_on_ranks(groups: dict[int, Group]) -> None:
-    rollouts, rewards = random_rollouts("start")
+    rollouts, rewards = random_rollouts("step-0")
     metrics = []
     for ranks in (1, 2):
         groups[ranks].begin(micro_batch_tokens=30)
-        metrics.append(groups[ranks].call("update", 0, "next", 1e-3, rollouts, rewards)[0])
+        metrics.append(groups[ranks].call("update", 0, "step-1", 1e-3, rollouts, rewards)[0])
         metrics[-1].pop("seconds_learning")
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
     assert metrics[0]["zero_variance_right"] == pytest.approx(1 / 5)
@@ -142,30 +140,30 @@ def test_metrics_do_not_depend_on_ranks(groups: dict[int, Group]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_tensor_learns_also_after_a_forward_pass_alone(groups: dict[int, Group], ranks: int) -> None:
     """The start-up probe computes log-probabilities without a backward pass, and then a cell begins."""
-    rollouts, rewards = random_rollouts("start")
+    rollouts, rewards = random_rollouts("step-0")
     group = groups[ranks]
     group.begin()
     group.call("logprobs", 0, rollouts)
     group.begin()
     before = group.call("parameters")
-    group.call("update", 0, "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "step-1", 1e-3, rollouts, rewards)
     after = group.call("parameters")
     assert [name for name in before if np.array_equal(before[name], after[name])] == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_part_of_an_update_counts_as_a_sign_of_life(groups: dict[int, Group], ranks: int) -> None:
-    rollouts, rewards = random_rollouts("start")
+    rollouts, rewards = random_rollouts("step-0")
     group = groups[ranks]
     group.begin()
     parameters = len(group.call("parameters"))
     before = group.call("count")
-    group.call("update", 0, "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "step-1", 1e-3, rollouts, rewards)
     # One micro-batch, the optimiser's step, and each tensor that is handed on.
     assert group.call("count") - before == 1 + 1 + parameters
     group.begin(micro_batch_tokens=30)
     before = group.call("count")
-    group.call("update", 0, "next", 1e-3, rollouts, rewards)
+    group.call("update", 0, "step-1", 1e-3, rollouts, rewards)
     assert group.call("count") - before > 1 + 1 + parameters
 
 
@@ -173,26 +171,26 @@ def test_rollouts_of_other_weights_are_refused(groups: dict[int, Group]) -> None
     rollouts, rewards = random_rollouts("another version")
     groups[1].begin()
     with pytest.raises(
-        ray.exceptions.RayTaskError, match="rollouts of another version for a learner at start"
+        ray.exceptions.RayTaskError, match="rollouts of another version for a learner at step-0"
     ):
-        groups[1].call("update", 0, "next", 1e-3, rollouts, rewards)
+        groups[1].call("update", 0, "step-1", 1e-3, rollouts, rewards)
 
 
 def test_a_batch_without_signal_still_makes_a_step(groups: dict[int, Group]) -> None:
-    rollouts, rewards = random_rollouts("start")
-    again, _ = random_rollouts("next")
+    rollouts, rewards = random_rollouts("step-0")
+    again, _ = random_rollouts("step-1")
     group = groups[1]
     group.begin(zero_variance_filter="all")
     before = group.call("parameters")
-    metrics, _ = group.call("update", 0, "next", 1e-3, rollouts, np.ones_like(rewards))
+    metrics, _ = group.call("update", 0, "step-1", 1e-3, rollouts, np.ones_like(rewards))
     assert metrics["grad_norm"] == 0
     after = group.call("parameters")
     assert all((before[name] == after[name]).all() for name in before)
     # The step counts: Adam's bias correction of a second step differs from that of a first one.
-    group.call("update", 0, "second", 1e-3, again, rewards)
+    group.call("update", 0, "step-2", 1e-3, again, rewards)
     second = group.call("parameters")
     group.begin(zero_variance_filter="all")
-    group.call("update", 0, "first", 1e-3, rollouts, rewards)
+    group.call("update", 0, "step-1", 1e-3, rollouts, rewards)
     first = group.call("parameters")
     assert max(float(np.abs(first[name] - second[name]).max()) for name in first) > 1e-5
 
@@ -211,14 +209,14 @@ def test_a_batch_without_signal_still_makes_a_step(groups: dict[int, Group]) -> 
 def test_answers_without_a_part_in_the_gradient_are_left_out_and_change_nothing(
     groups: dict[int, Group], ranks: int, recipe: dict[str, Any], share: float
 ) -> None:
-    rollouts, rewards = random_rollouts("start")
+    rollouts, rewards = random_rollouts("step-0")
     groups[ranks].begin(micro_batch_tokens=30, **recipe)
     expected, everything = groups[ranks].call("gradients_of_all", rollouts, rewards)
     assert everything == 1.0
-    metrics = groups[ranks].call("update", 0, "next", 1e-3, rollouts, rewards)[0]
+    metrics = groups[ranks].call("update", 0, "step-1", 1e-3, rollouts, rewards)[0]
     assert metrics["computed_share"] == share
     groups[ranks].begin(micro_batch_tokens=30, **recipe)
-    found = groups[ranks].call("gradients", rollouts, rewards)
+    found = groups[ranks].call("gradients_of", rollouts, rewards)
     norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected.values()))
     assert norm > 0.01
     for name, gradient in expected.items():
@@ -232,17 +230,17 @@ def test_cells_in_two_slots_learn_as_each_would_alone(
     """Weights, moments and step counts of a slot are its own: one has made two steps when the other makes its first."""
     group = groups[ranks]
     batches = {
-        slot: [random_rollouts(f"{slot}-{step}", seed=10 * slot + step) for step in range(3)]
+        slot: [random_rollouts(f"s{slot}/step-{step}", seed=10 * slot + step) for step in range(3)]
         for slot in (0, 1)
     }
 
     def learn(slot: int, step: int) -> None:
-        group.call("update", slot, f"{slot}-{step + 1}", 1e-3, *batches[slot][step])
+        group.call("update", slot, f"s{slot}/step-{step + 1}", 1e-3, *batches[slot][step])
 
     alone = {}
     for slot in (0, 1):
         group.begin()
-        group.call("begin_cell", slot, f"{slot}-0", None)
+        group.call("begin_cell", slot, f"s{slot}/step-0", None)
         for step in range(3):
             learn(slot, step)
         alone[slot] = group.call("parameters")
@@ -251,7 +249,7 @@ def test_cells_in_two_slots_learn_as_each_would_alone(
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for slot in (0, 1):
-        group.call("begin_cell", slot, f"{slot}-0", None)
+        group.call("begin_cell", slot, f"s{slot}/step-0", None)
     for slot, step in [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1)]:
         learn(slot, step)
     group.call("save", 0, folder)
@@ -259,7 +257,7 @@ def test_cells_in_two_slots_learn_as_each_would_alone(
     for name, value in group.call("parameters").items():
         np.testing.assert_array_equal(value, alone[1][name], err_msg=name)
     # What was saved of the other slot is that slot's.
-    group.call("begin_cell", 1, "0-3", folder)
+    group.call("begin_cell", 1, "s0/step-3", folder)
     for name, value in group.call("parameters").items():
         np.testing.assert_array_equal(value, alone[0][name], err_msg=name)
 
@@ -268,23 +266,23 @@ def test_cells_in_two_slots_learn_as_each_would_alone(
 def test_a_resumed_learner_goes_on_as_if_undisturbed_also_with_other_ranks(
     groups: dict[int, Group], tmp_path: Path, written_by: int, read_by: int
 ) -> None:
-    rollouts, rewards = random_rollouts("start")
-    again, _ = random_rollouts("next")
+    rollouts, rewards = random_rollouts("step-0")
+    again, _ = random_rollouts("step-1")
     writer, reader = groups[written_by], groups[read_by]
     writer.begin()
-    writer.call("update", 0, "next", 1e-3, rollouts, rewards)
+    writer.call("update", 0, "step-1", 1e-3, rollouts, rewards)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     writer.call("save", 0, folder)
     saved = writer.call("parameters")
-    writer.call("update", 0, "last", 1e-3, again, rewards)
+    writer.call("update", 0, "step-2", 1e-3, again, rewards)
     expected = writer.call("parameters")
 
     reader.begin()
-    reader.call("begin_cell", 0, "next", folder)
+    reader.call("begin_cell", 0, "step-1", folder)
     for name, value in reader.call("parameters").items():
         np.testing.assert_array_equal(value, saved[name], err_msg=name)
-    reader.call("update", 0, "last", 1e-3, again, rewards)
+    reader.call("update", 0, "step-2", 1e-3, again, rewards)
     resumed = reader.call("parameters")
     if written_by == read_by:
         for name, value in expected.items():
