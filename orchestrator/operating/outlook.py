@@ -37,8 +37,8 @@ class Outlook:
             step = max(step, self._steps.get(cell.id, 0))
         left = self._remaining.of(cell, step)
         self._left.append(left)
-        seconds = left.training * self._costs.stretch + left.chain - left.training
-        (self._running if state is State.RUNNING else self._waiting)[cell.id] = seconds
+        place = self._running if state is State.RUNNING else self._waiting
+        place[cell.id] = left.chain * self._costs.stretch
 
     def ends(self) -> dict[str, float]:
         """Seconds until each cell is done that is trained or will be, if the run goes on as it did."""

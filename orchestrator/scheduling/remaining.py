@@ -20,22 +20,15 @@ class Remaining(NamedTuple):
     evaluation: float
     """Of an engine, for one of them."""
     evaluation_grading: float
+    chain: float
+    """What cannot be done at the same time, were all engines free for it: the steps, and the last evaluation. Earlier ones run
+    beside later steps."""
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.training + self.evaluations * (self.evaluation + self.evaluation_grading)
-
-    @property
-    def training(self) -> float:
-        """All steps, which follow one another."""
-        return self.sampling + self.grading + self.learning
-
-    @property
-    def chain(self) -> float:
-        """What cannot be done at the same time: the steps, and the last evaluation. Earlier ones run beside later steps."""
-        last = self.evaluation + self.evaluation_grading if self.evaluations else 0.0
-        return self.training + last
+        evaluations = self.evaluations * (self.evaluation + self.evaluation_grading)
+        return self.sampling + self.grading + self.learning + evaluations
 
 
 class RemainingWork:
@@ -44,7 +37,7 @@ class RemainingWork:
     def __init__(self, spec: GridSpec, costs: CostModel) -> None:
         """Of a grid whose phases ``costs`` has seen."""
         self.costs = costs
-        self._evaluation = spec.evaluation
+        self._evaluation, self._samplers = spec.evaluation, spec.pools.samplers
         self._marks: dict[tuple[int, int], list[int]] = {}
         self._costs: dict[int, tuple[float, ...]] = {}
         """Of a step, by batch, and of an evaluation: good until the model learns more."""
@@ -58,8 +51,21 @@ class RemainingWork:
             marks = self._marks[key] = evaluated_steps(cell, self._evaluation)
         sampling, grading, learning, evaluation, evaluation_grading = self._costs_of(cell.batch_rollouts)
         steps, evaluations = max(cell.update_steps - step, 0), len(marks) - bisect_right(marks, step)
+        # As ``Batch.spread`` has it: a part for each engine, as long as every part fills its engine.
+        filled = min(cell.batch_rollouts // self._samplers.max_sequences, cell.problems_per_batch)
+        engines = self._samplers.count
+        parts = max(1, min(engines, filled))
+        chain = steps * ((sampling + grading) / parts + learning)
+        if evaluations:
+            chain += evaluation / engines + evaluation_grading
         return Remaining(
-            steps * sampling, steps * grading, steps * learning, evaluations, evaluation, evaluation_grading
+            steps * sampling,
+            steps * grading,
+            steps * learning,
+            evaluations,
+            evaluation,
+            evaluation_grading,
+            chain,
         )
 
     def _costs_of(self, batch: int) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from grids.expansion import Cell, expand
+from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.remaining import Remaining, RemainingWork, lower_bound
@@ -34,7 +35,7 @@ def test_the_steps_and_evaluations_that_are_left_are_counted() -> None:
     spec = trial_grid(steps=6)  # evaluated after steps 2 and 4
     cell = expand(spec)[0]
     remaining = RemainingWork(spec, costs())
-    assert remaining.of(cell, 0) == pytest.approx(Remaining(12, 3, 6, 2, 4, 3), rel=0.02)
+    assert remaining.of(cell, 0) == pytest.approx(Remaining(12, 3, 6, 2, 4, 3, 28), rel=0.02)
     # 3.5 a step, 7 an evaluation; an evaluation of the step itself is not left.
     assert [remaining.seconds(cell, step) for step in (0, 1, 2, 4, 6)] == pytest.approx(
         [35, 31.5, 21, 7, 0], rel=0.02
@@ -50,20 +51,28 @@ def test_what_is_left_follows_the_model_as_it_learns() -> None:
     assert (before, remaining.of(cell, 0).learning) == pytest.approx((6, 30), rel=0.02)
 
 
+def test_a_batch_that_fills_several_engines_goes_through_sampling_and_grading_in_parts() -> None:
+    grid = dump_grid(trial_grid(steps=6))
+    # Batches of 8 = 2 problems x 4 fill engines of 3 sequences twice; of 1 sequence eight times, but have 2 problems.
+    for engines, sequences, chain in ((1, 3, 28), (4, 3, 17.5), (4, 1, 17.5), (4, 8, 25)):
+        grid["pools"]["samplers"] |= {"count": engines, "max_sequences": sequences}
+        spec = GridSpec.model_validate(grid)
+        # 6 * ((2 + 0.5) / parts + 1), and the last evaluation, 4 / engines + 3.
+        left = RemainingWork(spec, costs()).of(expand(spec)[0], 0)
+        assert left.chain == pytest.approx(chain, rel=0.02), (engines, sequences)
+        assert left.seconds == pytest.approx(35, rel=0.02)
+
+
 def test_the_bound_is_the_busiest_pools_work_or_the_longest_chain() -> None:
-    one = Remaining(12, 3, 6, 2, 4, 3)
-    # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6; a chain of 21 + 7.
+    one = Remaining(12, 3, 6, 2, 4, 3, chain=28)
+    # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6.
     assert lower_bound([one], engines=1, groups=1) == 28
     assert lower_bound([one] * 3, engines=2, groups=1) == 30  # 60 / 2
     assert lower_bound([one] * 10, engines=100, groups=1) == 90  # one grader
-    learning = replace_grading(one)
-    assert lower_bound([learning] * 10, engines=100, groups=1) == 60
-    assert lower_bound([learning] * 10, engines=100, groups=100) == learning.chain
+    ungraded = one._replace(grading=0.0, evaluation_grading=0.0)
+    assert lower_bound([ungraded] * 10, engines=100, groups=1) == 60
+    assert lower_bound([ungraded] * 10, engines=100, groups=100) == 28
     assert lower_bound([], engines=1, groups=1) == 0
-
-
-def replace_grading(one: Remaining) -> Remaining:
-    return one._replace(grading=0.0, evaluation_grading=0.0)
 
 
 def order(waiting: WaitingCells) -> list[str]:
