@@ -3,10 +3,10 @@
     python -m benchmarks.against_trl --n 16 --problems 32 --set signal
 
 Both sides train the same cells (seeds) of the quickstart's model with the same loss, learning rate and reward (exact match) on
-the same two cores: TRL one cell after the other in one warm process, in the fastest of the variants that are tried first; ours as
-one Ray job with one engine and one learner group, from the first cell's start to the last one's end, final evaluations, commits
-and MLflow included. Start-up is told apart. The ceiling is cores / core-seconds of a rollout, from a grid of one cell, whose
-phases never overlap. The sides take turns, and medians are shown.
+the same two cores: TRL one cell after the other in one warm process (or in several at once: ``--trl-processes``), in the fastest
+of the variants that are tried first; ours as one Ray job with one engine and one learner group, from the first cell's start to the
+last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores / core-seconds of a
+rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
 
 TRL's vLLM paths do not run on a CPU: one sends weights by NCCL, the other loads them into packed layers that are gone.
 """
@@ -79,8 +79,15 @@ def grid(options: argparse.Namespace, name: str, train: Path, validation: Path, 
     )
 
 
-def fastest_variant(run: Callable[[Variant], TrlRate], batch: int) -> tuple[Variant, dict[str, float | str]]:
+def fastest_variant(
+    run: Callable[[Variant], TrlRate], batch: int, processes: int
+) -> tuple[Variant, dict[str, float | str]]:
     """The fastest way of running TRL, and what each gave: first paths and threads, then micro-batches with the best of those.
+
+    Args:
+        run: measures a variant.
+        batch: B, in rollouts.
+        processes: of every variant; they share the cores.
 
     Raises:
         UserError: none runs.
@@ -97,8 +104,8 @@ def fastest_variant(run: Callable[[Variant], TrlRate], batch: int) -> tuple[Vari
             tries[str(variant)] = str(error)
 
     for generation in ("generate", "continuous"):
-        for threads in range(1, CORES + 1):
-            attempt(Variant(generation, threads))
+        for threads in range(1, CORES // processes + 1):
+            attempt(Variant(generation, threads, processes=processes))
     if not rates:
         raise UserError(f"--environment: TRL does not run there: {next(iter(tries.values()))}; make it anew")
     best = max(rates, key=rates.__getitem__)
@@ -122,10 +129,10 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
         run_trl,
         python,
         folder / "tries",
-        {**settings, "steps": TRIED_STEPS, "seeds": [0]},
+        {**settings, "steps": TRIED_STEPS, "seeds": list(range(options.trl_processes))},
         timeout=RUN_SECONDS,
     )
-    chosen, tries = fastest_variant(try_one, options.n * options.problems)
+    chosen, tries = fastest_variant(try_one, options.n * options.problems, options.trl_processes)
     repetitions = []
     for number in range(1, options.repetitions + 1):
         try:
@@ -143,7 +150,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
         repetitions.append(Repetition(trl, ours, alone))
         print(f"repetition {number}: {_rates(repetitions[-1])}", file=sys.stderr, flush=True)
     shown = {
-        name: getattr(options, name) for name in ("set", "n", "problems", "cells", "steps", "slots", "kl")
+        name: getattr(options, name)
+        for name in ("set", "n", "problems", "cells", "steps", "slots", "kl", "trl_processes")
     }
     return Result(shown, tries, str(chosen), repetitions)
 
@@ -182,6 +190,13 @@ def main() -> None:
         default=0.0,
         help="KL coefficient on both sides; with 0 flat groups need no update",
     )
+    parser.add_argument(
+        "--trl-processes",
+        type=_count,
+        default=1,
+        choices=range(1, CORES + 1),
+        help="cells that TRL trains at once, each in a process and with cores of its own",
+    )
     parser.add_argument("--repetitions", type=_count, default=3)
     parser.add_argument(
         "--environment",
@@ -191,6 +206,10 @@ def main() -> None:
     )
     parser.add_argument("--format", choices=["text", "json"], default="text")
     options = parser.parse_args()
+    if options.cells < options.trl_processes:
+        parser.error(
+            f"--cells: {options.cells} leaves a process of TRL without a cell; give {options.trl_processes}"
+        )
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < CORES:
         parser.error(f"this machine gives {len(cores)} core; the comparison needs {CORES}")

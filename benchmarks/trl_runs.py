@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,21 @@ class Variant:
     threads: int
     micro_batches: int = 1
     """Parts that a batch is learnt in; 1 is the whole batch at once."""
+    processes: int = 1
+    """Cells at once, each in a process of its own."""
 
     def __str__(self) -> str:
         parts = "whole batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
-        return f"{self.generation}, {self.threads} thread{'s' * (self.threads > 1)}, {parts}"
+        text = f"{self.generation}, {self.threads} thread{'s' * (self.threads > 1)}, {parts}"
+        return text if self.processes == 1 else f"{self.processes} processes: {text}"
 
 
 @dataclass(frozen=True)
 class TrlRate:
-    """What the cells took TRL, one after the other."""
+    """What the cells took TRL."""
 
     seconds: float
-    """Of all training steps."""
+    """Of all training steps, one after the other in each process."""
     rollouts: int
     start_up_seconds: float
     """From the process' start to the first timed step: imports, loading, and steps on a throw-away model."""
@@ -106,19 +110,53 @@ def settings_of(spec: GridSpec) -> dict[str, Any]:
 def run_trl(
     python: Path, folder: Path, settings: Mapping[str, Any], variant: Variant, timeout: float
 ) -> TrlRate:
-    """Run the cells of ``settings`` in a process of their own.
+    """Run the cells of ``settings``, shared out among the variant's processes.
 
     Args:
         python: of TRL's environment.
-        folder: for the process' files.
+        folder: for the processes' files.
+        settings: see ``settings_of``.
+        variant: how.
         timeout: in seconds.
 
     Raises:
-        TrlFailed: the process failed or took too long.
+        TrlFailed: a process failed or took too long.
     """
+    count = variant.processes
+    parts = [settings["seeds"][number::count] for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        running = [
+            pool.submit(
+                _run_process, python, folder / str(number), {**settings, "seeds": seeds}, variant, timeout
+            )
+            for number, seeds in enumerate(parts)
+        ]
+    return together([future.result() for future in running])
+
+
+def together(rates: Sequence[TrlRate]) -> TrlRate:
+    """Processes that ran at once as one: their rates add up, the means are theirs weighted by rollouts."""
+    rollouts = sum(rate.rollouts for rate in rates)
+
+    def mean(value: Callable[[TrlRate], float]) -> float:
+        return sum(value(rate) * rate.rollouts for rate in rates) / rollouts
+
+    return TrlRate(
+        seconds=rollouts / sum(rate.rollouts_per_second for rate in rates),
+        rollouts=rollouts,
+        start_up_seconds=max(rate.start_up_seconds for rate in rates),
+        train_reward=mean(lambda rate: rate.train_reward),
+        response_tokens=mean(lambda rate: rate.response_tokens),
+        zero_variance=mean(lambda rate: rate.zero_variance),
+        version=rates[0].version,
+    )
+
+
+def _run_process(
+    python: Path, folder: Path, settings: Mapping[str, Any], variant: Variant, timeout: float
+) -> TrlRate:
     folder.mkdir(parents=True, exist_ok=True)
     settings_path, result_path = folder / "settings.json", folder / "result.json"
-    result_path.unlink(missing_ok=True)
     settings_path.write_text(json.dumps({**settings, **asdict(variant), "started_at": time.time()}))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": str(variant.threads), "HF_HUB_OFFLINE": "1"}

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.against_trl import fastest_variant, grid, write_problems
 from benchmarks.grid_rate import GridRate
 from benchmarks.trl_report import Repetition, Result, to_json, to_text
-from benchmarks.trl_runs import TrlFailed, TrlRate, Variant, settings_of
+from benchmarks.trl_runs import TrlFailed, TrlRate, Variant, settings_of, together
 from grids.errors import UserError
 from grids.expansion import evaluated_steps, expand
 from grids.loading import dump_grid, parse_grid
@@ -75,12 +75,33 @@ def test_the_fastest_variant_is_measured_and_one_that_does_not_run_says_why() ->
         seconds = {1: 80.0, 2: 50.0}[variant.threads] + {1: 0.0, 2: -10.0, 4: 10.0}[variant.micro_batches]
         return replace(TRL, seconds=seconds)
 
-    chosen, tries = fastest_variant(run, batch=512)
+    chosen, tries = fastest_variant(run, batch=512, processes=1)
     assert chosen == Variant("generate", threads=2, micro_batches=2)
     assert tries["generate, 2 threads, whole batch"] == 800.0
     assert tries["continuous, 1 thread, whole batch"] == "RuntimeError: no paged attention"
-    assert fastest_variant(run, batch=30)[1].keys() - tries.keys() == set()
-    assert "generate, 2 threads, 4 micro-batches" not in fastest_variant(run, batch=30)[1]
+    assert fastest_variant(run, batch=30, processes=1)[1].keys() - tries.keys() == set()
+    assert "generate, 2 threads, 4 micro-batches" not in fastest_variant(run, batch=30, processes=1)[1]
+
+
+def test_processes_that_share_the_cores_are_tried_with_the_threads_that_are_left() -> None:
+    asked: list[Variant] = []
+
+    def run(variant: Variant) -> TrlRate:
+        asked.append(variant)
+        return TRL
+
+    fastest_variant(run, batch=512, processes=2)
+    assert {(variant.processes, variant.threads) for variant in asked} == {(2, 1)}
+
+
+def test_rates_of_processes_at_once_add_up() -> None:
+    # 40,000 in 80 s beside 20,000 in 80 s: 750 a second; two thirds of the rollouts are the first's.
+    other = replace(TRL, rollouts=20_000, train_reward=0.8, start_up_seconds=15.0)
+    both = together([TRL, other])
+    assert both.rollouts == 60_000
+    assert both.rollouts_per_second == pytest.approx(750.0)
+    assert both.train_reward == pytest.approx(0.6)
+    assert both.start_up_seconds == 15.0
 
 
 def test_trl_that_does_not_run_at_all_is_one_line() -> None:
@@ -88,7 +109,7 @@ def test_trl_that_does_not_run_at_all_is_one_line() -> None:
         raise TrlFailed("ImportError: no torch")
 
     with pytest.raises(UserError, match="ImportError: no torch") as raised:
-        fastest_variant(run, batch=512)
+        fastest_variant(run, batch=512, processes=1)
     assert "\n" not in str(raised.value)
 
 
