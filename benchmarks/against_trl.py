@@ -1,0 +1,229 @@
+"""Rollouts per second of a real grid against TRL's ``GRPOTrainer``, and against the ceiling that the two phases alone set.
+
+    python -m benchmarks.against_trl --n 16 --problems 32 --set signal
+
+Both sides train the same cells (seeds) of the quickstart's model with the same loss, learning rate and reward (exact match) on
+the same two cores: TRL one cell after the other in one warm process (or in several at once: ``--trl-processes``), in the fastest
+of the variants that are tried first; ours as one Ray job with one engine and one learner group, from the first cell's start to the
+last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores / core-seconds of a
+rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
+
+TRL's vLLM paths do not run on a CPU: one sends weights by NCCL, the other loads them into packed layers that are gone.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks.grid_rate import LOGICAL_CPUS, measure_grid, quickstart_with
+from benchmarks.site import QUICKSTART, Site
+from benchmarks.trl_report import CORES, Repetition, Result, to_json, to_text
+from benchmarks.trl_runs import TrlFailed, TrlRate, Variant, environment_python, run_trl, settings_of
+from grids.errors import UserError
+from grids.spec import GridSpec
+
+TRIED_STEPS = 6
+"""Timed steps of each variant that is tried."""
+RUN_SECONDS = 1800.0
+"""Longest run of a side."""
+SETS = {
+    "easy": ("easy_train.jsonl", 0.0, 1.0),
+    "hard": ("hard_train.jsonl", 0.0, 1.0),
+    "signal": ("easy_train.jsonl", 7 / 16, 9 / 16),
+}
+"""File of the quickstart, and the lowest and highest share of right answers that the base model gave a problem when it was graded:
+around one half (``signal``) hardly a group is all right or all wrong."""
+
+
+def write_problems(name: str, folder: Path) -> Path:
+    """The problem set of that name of ``SETS``, in a file."""
+    file, lowest, highest = SETS[name]
+    lines = (QUICKSTART / file).read_text().splitlines()
+    path = folder / f"{name}.jsonl"
+    path.write_text(
+        "".join(f"{line}\n" for line in lines if lowest <= json.loads(line)["avg_at_16"] <= highest)
+    )
+    return path
+
+
+def grid(options: argparse.Namespace, name: str, train: Path, validation: Path, cells: int) -> GridSpec:
+    """So many cells of the quickstart's grid, evaluated once, at their end."""
+    compute = options.steps * options.n * options.problems
+    return quickstart_with(
+        {
+            "name": name,
+            "problems": {"train": str(train), "validation": str(validation)},
+            "grid": {
+                "problems_per_batch": [options.problems],
+                "rollouts_per_problem": [options.n],
+                "seeds": list(range(cells)),
+                "compute_rollouts": compute,
+            },
+            "recipe": {"type": "hard", "kl_coefficient": options.kl},
+            "verifier": {"type": "exact"},
+            "evaluation": {
+                "samples_per_problem": 1,
+                "first_mark": compute,
+                "kept_rollouts": 0,
+                "train_probe": {"problems": 0},
+            },
+            "pools": {"samplers": {"max_sequences": 512}, "learners": {"slots": options.slots}},
+        }
+    )
+
+
+def fastest_variant(
+    run: Callable[[Variant], TrlRate], batch: int, processes: int
+) -> tuple[Variant, dict[str, float | str]]:
+    """The fastest way of running TRL, and what each gave: first paths and threads, then micro-batches with the best of those.
+
+    Args:
+        run: measures a variant.
+        batch: B, in rollouts.
+        processes: of every variant; they share the cores.
+
+    Raises:
+        UserError: none runs.
+    """
+    rates: dict[Variant, float] = {}
+    tries: dict[str, float | str] = {}
+
+    def attempt(variant: Variant) -> None:
+        print(f"trying TRL: {variant}", file=sys.stderr, flush=True)
+        try:
+            rates[variant] = run(variant).rollouts_per_second
+            tries[str(variant)] = rates[variant]
+        except TrlFailed as error:
+            tries[str(variant)] = str(error)
+
+    for generation in ("generate", "continuous"):
+        for threads in range(1, CORES // processes + 1):
+            attempt(Variant(generation, threads, processes=processes))
+    if not rates:
+        raise UserError(f"--environment: TRL does not run there: {next(iter(tries.values()))}; make it anew")
+    best = max(rates, key=rates.__getitem__)
+    for parts in (2, 4):
+        if batch % parts == 0:
+            attempt(replace(best, micro_batches=parts))
+    return max(rates, key=rates.__getitem__), tries
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Result:
+    """Try TRL's variants, then let both sides take turns.
+
+    Raises:
+        UserError: a side does not run.
+    """
+    python = environment_python(options.environment)
+    train = write_problems(options.set, folder)
+    validation = QUICKSTART / "easy_validation.jsonl"
+    settings = settings_of(grid(options, "trl", train, validation, options.cells))
+    try_one = partial(
+        run_trl,
+        python,
+        folder / "tries",
+        {**settings, "steps": TRIED_STEPS, "seeds": list(range(options.trl_processes))},
+        timeout=RUN_SECONDS,
+    )
+    chosen, tries = fastest_variant(try_one, options.n * options.problems, options.trl_processes)
+    repetitions = []
+    for number in range(1, options.repetitions + 1):
+        try:
+            trl = run_trl(python, folder / f"trl-{number}", settings, chosen, RUN_SECONDS)
+        except TrlFailed as error:
+            raise UserError(
+                f"--environment: TRL ({chosen}) failed: {error}; see {folder}/trl-{number}"
+            ) from None
+        # Its services live for this turn alone: TRL has the cores to itself.
+        with Site(folder / f"site-{number}", cpus=LOGICAL_CPUS) as site:
+            ours, alone = (
+                measure_grid(site, grid(options, name, train, site.validation, cells), RUN_SECONDS)
+                for name, cells in (("interleaved", options.cells), ("alone", 1))
+            )
+        repetitions.append(Repetition(trl, ours, alone))
+        print(f"repetition {number}: {_rates(repetitions[-1])}", file=sys.stderr, flush=True)
+    shown = {
+        name: getattr(options, name)
+        for name in ("set", "n", "problems", "cells", "steps", "slots", "kl", "trl_processes")
+    }
+    return Result(shown, tries, str(chosen), repetitions)
+
+
+def _rates(one: Repetition) -> str:
+    return f"TRL {one.trl.rollouts_per_second:.0f}, ours {one.ours.rollouts_per_second:.0f} rollouts/s"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def main() -> None:
+    """Measure and print."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against_trl", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--n", type=_count, default=16, help="rollouts of a problem")
+    parser.add_argument("--problems", type=_count, default=32, help="B_p, problems of a batch")
+    parser.add_argument(
+        "--set",
+        choices=list(SETS),
+        default="easy",
+        help="problem set of the quickstart; signal: hardly a flat group",
+    )
+    parser.add_argument("--cells", type=_count, default=4, help="cells (seeds)")
+    parser.add_argument("--steps", type=_count, default=24, help="update steps of each cell")
+    parser.add_argument("--slots", type=_count, default=2, help="cells in flight on our side")
+    parser.add_argument(
+        "--kl",
+        type=float,
+        default=0.0,
+        help="KL coefficient on both sides; with 0 flat groups need no update",
+    )
+    parser.add_argument(
+        "--trl-processes",
+        type=_count,
+        default=1,
+        choices=range(1, CORES + 1),
+        help="cells that TRL trains at once, each in a process and with cores of its own",
+    )
+    parser.add_argument("--repetitions", type=_count, default=3)
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        default=cache / "isocompute" / "trl",
+        help="TRL's virtual environment, made where missing",
+    )
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    options = parser.parse_args()
+    if options.cells < options.trl_processes:
+        parser.error(
+            f"--cells: {options.cells} leaves a process of TRL without a cell; give {options.trl_processes}"
+        )
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < CORES:
+        parser.error(f"this machine gives {len(cores)} core; the comparison needs {CORES}")
+    os.sched_setaffinity(0, cores[:CORES])
+    folder = Path(
+        tempfile.mkdtemp(prefix="against-trl-")
+    )  # kept when something fails: logs and runs lie there
+    try:
+        result = measure(options, folder)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    shutil.rmtree(folder)
+    print(to_json(result) if options.format == "json" else to_text(result))
+
+
+if __name__ == "__main__":
+    main()
