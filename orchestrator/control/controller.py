@@ -2,7 +2,7 @@
 
 import asyncio
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grids.expansion import Cell, expand
@@ -62,8 +62,8 @@ class Controller:
         """Cells in flight that an operator has asked to cancel."""
         self._draining = False
 
-    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell]) -> None:
-        """Train ``cells``; cells of the ``grid`` that an operator asks for meanwhile are trained too.
+    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell], states: Mapping[str, CellState]) -> None:
+        """Train ``cells``, which stand as ``states`` say, and cells of the ``grid`` that an operator asks for meanwhile.
 
         Failures of single cells are in their states.
 
@@ -83,7 +83,6 @@ class Controller:
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
             await Preparation(self.spec, self.data, pools, self.run_store, self._supervision).run()
-            states = await asyncio.to_thread(self.run_store.states)
             for cell in cells:
                 self._waiting.add(cell, states[cell.id].committed_step if cell.id in states else 0)
             async with asyncio.TaskGroup() as group:

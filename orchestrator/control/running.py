@@ -200,7 +200,7 @@ def _run_held(
         try:
             if to_do:
                 with console:
-                    _train(controller, to_do, cells, lease)
+                    _train(controller, to_do, cells, states, lease)
         except asyncio.CancelledError:
             status = "KILLED"
             console.say("interrupted; the same command continues from each cell's last commit")
@@ -227,7 +227,9 @@ def _run_held(
             console.say(f"MLflow has missed {unsent} rows; they are on disk, and the same command sends them")
 
 
-def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: Lease) -> None:
+def _train(
+    controller: Controller, to_do: list[Cell], grid: list[Cell], states: dict[str, CellState], lease: Lease
+) -> None:
     """Run the controller's coroutine. The first SIGINT or SIGTERM drains it, and cancels it after the grace time.
 
     A second signal, or a cancellation that a stuck write holds up, ends the process at once: the run folder is whole at any
@@ -272,7 +274,7 @@ def _train(controller: Controller, to_do: list[Cell], grid: list[Cell], lease: L
             signal.signal(number, stop)
         watch = asyncio.create_task(cancel_when_lost(task))
         try:
-            await controller.run(to_do, grid)
+            await controller.run(to_do, grid, states)
         except asyncio.CancelledError:
             lease.check()
             raise

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from grids.expansion import Cell, expand
+from grids.expansion import expand
 from grids.loading import dump_grid
 from orchestrator.control import running
 from orchestrator.control.controller import Controller
@@ -65,7 +65,7 @@ class StandInController:
             self._say("ready")
             time.sleep(LONG)
 
-    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell]) -> None:
+    async def run(self, *_: Any) -> None:
         self._say("ready")
         await self._draining.wait()
         if self._how == "commits":
