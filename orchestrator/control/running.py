@@ -1,12 +1,9 @@
 """The ``run`` and ``resume`` commands: take the lease, train what is to be trained, fit the grid."""
 
 import asyncio
-import os
-import signal
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from analysis.reading.sources import read_run
 from analysis.report import write_report
@@ -21,8 +18,8 @@ from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
 from orchestrator.control.recording import Recording
 from orchestrator.control.selection import Selection, take_up
+from orchestrator.control.stopping import interruptible, train_until_stopped
 from orchestrator.exit_codes import ExitCode
-from orchestrator.failures.faults import is_storage_full
 from orchestrator.pools import cluster, members
 from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
@@ -39,13 +36,10 @@ from orchestrator.tracking.ledger import Ledger
 from orchestrator.tracking.tracked_rows import restore_tracking
 from orchestrator.tracking.tracker import RunStatus, Tracker
 
-LOST_LEASE_POLL_SECONDS = 1.0
 FLUSH_SECONDS = 30.0
 """How long the end of a run waits for MLflow; rows that it misses are sent by the next start."""
 INTERRUPTED_FLUSH_SECONDS = 0.8
 """The same when told to stop: Ray kills a stopped job after 3 seconds, of which the cells have had most."""
-STUCK_SECONDS = 5.0
-"""How long a cancelled run may take to end, beyond the grace time, before the process is ended."""
 SHOWN_CELLS = 20
 """Unfinished cells that the end of a run tells of one by one; ``status`` shows all."""
 
@@ -58,7 +52,7 @@ def run_grid(grid_path: Path, run_dir: Path, clock: Clock = SYSTEM_CLOCK) -> Exi
     Raises:
         UserError: anything that a user can mend, told before anything is started where that is possible.
     """
-    return _interruptible(lambda: _run(load_grid(grid_path), run_dir, Selection(), clock))
+    return interruptible(lambda: _run(load_grid(grid_path), run_dir, Selection(), clock))
 
 
 def resume_run(
@@ -73,23 +67,7 @@ def resume_run(
         clock: as the lease, commits and time stamps see it.
     """
     spec = GridSpec.model_validate(RunStore.existing(run_dir).resolved["spec"])
-    return _interruptible(lambda: _run(spec, run_dir, Selection(tuple(cells), failed), clock))
-
-
-def _interruptible(command: Callable[[], ExitCode]) -> ExitCode:
-    """A command that SIGTERM interrupts as Ctrl-C does, and that full storage ends in words."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        return command()
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", flush=True)
-        return ExitCode.INTERRUPTED
-    except OSError as error:
-        if not is_storage_full(error):
-            raise
-        print(f"broken off: the storage is full ({error}); the same command continues", flush=True)
-        return ExitCode.UNFINISHED
+    return interruptible(lambda: _run(spec, run_dir, Selection(tuple(cells), failed), clock))
 
 
 def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> ExitCode:
@@ -200,7 +178,7 @@ def _run_held(
         try:
             if to_do:
                 with console:
-                    _train(controller, to_do, cells, states, lease)
+                    train_until_stopped(controller, to_do, cells, states, lease)
         except asyncio.CancelledError:
             status = "KILLED"
             console.say("interrupted; the same command continues from each cell's last commit")
@@ -225,67 +203,6 @@ def _run_held(
         unsent = tracker.close(status, INTERRUPTED_FLUSH_SECONDS if status == "KILLED" else FLUSH_SECONDS)
         if unsent:
             console.say(f"MLflow has missed {unsent} rows; they are on disk, and the same command sends them")
-
-
-def _train(
-    controller: Controller, to_do: list[Cell], grid: list[Cell], states: dict[str, CellState], lease: Lease
-) -> None:
-    """Run the controller's coroutine. The first SIGINT or SIGTERM drains it, and cancels it after the grace time.
-
-    A second signal, or a cancellation that a stuck write holds up, ends the process at once: the run folder is whole at any
-    instant, and the next start cleans up.
-
-    Raises:
-        asyncio.CancelledError: it was told to stop.
-        LeaseLost: another controller has taken over.
-    """
-
-    def end_at_once() -> None:
-        try:
-            lease.release()
-        finally:
-            os._exit(ExitCode.INTERRUPTED)
-
-    async def cancel_when_lost(task: asyncio.Task[None]) -> None:
-        while not lease.lost.is_set():
-            await asyncio.sleep(LOST_LEASE_POLL_SECONDS)
-        task.cancel()
-
-    async def stoppable() -> None:
-        loop = asyncio.get_running_loop()
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        told = False
-
-        def drain() -> None:
-            controller.drain()
-            grace = controller.spec.failures.grace_seconds
-            loop.call_later(grace, task.cancel)
-            loop.call_later(grace + STUCK_SECONDS, end_at_once)
-
-        def stop(*_: object) -> None:
-            nonlocal told
-            if told:
-                end_at_once()  # at once also where a write holds up the event loop
-            told = True
-            loop.call_soon_threadsafe(drain)
-
-        # Python's own handlers, which no end of the event loop takes away: a signal in between would kill the process.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        watch = asyncio.create_task(cancel_when_lost(task))
-        try:
-            await controller.run(to_do, grid, states)
-        except asyncio.CancelledError:
-            lease.check()
-            raise
-        finally:
-            watch.cancel()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, (lambda *_: end_at_once()) if told else signal.default_int_handler)
-        if told:
-            raise asyncio.CancelledError
-
-    asyncio.run(stoppable())
 
 
 def _say_spent(run_dir: Path, console: Console) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from grids.expansion import expand
 from grids.loading import dump_grid
-from orchestrator.control import running
+from orchestrator.control import running, stopping
 from orchestrator.control.controller import Controller
 from orchestrator.exit_codes import ExitCode
 from orchestrator.store.lease import Lease, read_record
@@ -103,9 +103,9 @@ def run_held(run_dir: Path, how: str, grace_seconds: float) -> ExitCode:
 
 
 def child(run_dir: Path, how: str, grace_seconds: float, stuck_seconds: float) -> None:
-    running.STUCK_SECONDS = stuck_seconds
-    running.LOST_LEASE_POLL_SECONDS = 0.05
-    sys.exit(running._interruptible(lambda: run_held(run_dir, how, grace_seconds)))
+    stopping.STUCK_SECONDS = stuck_seconds
+    stopping.LOST_LEASE_POLL_SECONDS = 0.05
+    sys.exit(stopping.interruptible(lambda: run_held(run_dir, how, grace_seconds)))
 
 
 @contextmanager
