@@ -2,8 +2,8 @@
 
     python -m benchmarks.verifier_speed --answers 2048 --repetitions 3
 
-One grading process. ``integers`` need no SymPy, ``literal`` answers are their gold, ``expressions`` are mathematics written otherwise
-than their gold, each pair once, and ``repeated`` are such expressions as groups of n = 16 that agree give them: every pair 16 times.
+One grading process. ``integers`` need no SymPy, ``literal`` answers are their gold, ``expressions`` are mathematics written in
+another way than their gold, each pair once, and ``repeated`` are such expressions where the 16 answers to a problem agree.
 """
 
 import argparse
