@@ -17,7 +17,8 @@ from typing import Any
 import ray
 
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
-from orchestrator.pools.actors import WATCH_GROUP, SamplerActor
+from orchestrator.pools.actors.sampler import SamplerActor
+from orchestrator.pools.actors.watchable import WATCH_GROUP
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 

@@ -7,7 +7,10 @@ import ray
 from ray.actor import ActorHandle
 
 from grids.spec import GridSpec
-from orchestrator.pools.actors import WATCH_GROUP, GraderActor, LearnerActor, SamplerActor
+from orchestrator.pools.actors.grader import GraderActor
+from orchestrator.pools.actors.learner import LearnerActor
+from orchestrator.pools.actors.sampler import SamplerActor
+from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.learner_group import LearnerGroup
 from orchestrator.pools.members import RUN_VARIABLE
 from orchestrator.pools.resources import engine_accelerators, group_accelerators

@@ -13,7 +13,8 @@ from grids.loading import parse_grid
 from grids.spec import FailuresSpec, GridSpec
 from orchestrator.clock import SYSTEM_CLOCK
 from orchestrator.failures.faults import FaultKind, classify
-from orchestrator.pools.actors import WATCH_GROUP, SamplerActor
+from orchestrator.pools.actors.sampler import SamplerActor
+from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.agreement import Disagreement, prove_agreement, require_agreement
 from orchestrator.pools.pools import Pools, make_pools
 from orchestrator.pools.shared_pool import SharedPool
