@@ -32,7 +32,7 @@ from orchestrator.tracking.tracked_rows import restore_tracking
 from orchestrator.tracking.tracker import Tracker
 
 QUICKSTART = Path(__file__).parents[1] / "grids" / "quickstart"
-ROWS = 20
+ROWS = 5
 PROBLEMS = 64
 
 
