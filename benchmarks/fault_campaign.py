@@ -145,7 +145,7 @@ def _strike_out(grid: UnderFire, queue: list[Planned], tries: dict[Planned, int]
             return
         queue.remove(planned)
         tries[planned] = tries.get(planned, 0) + 1
-        seconds = grid.suffer(planned.kind, random.Random(planned.seed), planned.mend_delay)
+        seconds = grid.suffer([planned.kind], random.Random(planned.seed), planned.mend_delay)
         if seconds is not None:
             campaign.kinds[planned.kind].struck += 1
             campaign.kinds[planned.kind].seconds.append(seconds)

@@ -32,7 +32,7 @@ from orchestrator.tracking.tracked_rows import restore_tracking
 from orchestrator.tracking.tracker import Tracker
 
 QUICKSTART = Path(__file__).parents[1] / "grids" / "quickstart"
-ROWS = 20
+ROWS = 5
 PROBLEMS = 64
 
 
@@ -142,12 +142,13 @@ def time_to_dispatch(run_dir: Path, failed: Cell) -> float:
         dispatched.append((run._cell.id, time.monotonic()))
         raise OSError(28, "the benchmark ends here")  # pauses the cell, as full storage does
 
-    async def nothing(*_: object) -> None:
-        return None
+    async def start_nothing(preparation: Preparation) -> None:
+        for group in preparation.pools.learners:
+            group.broken = False  # or the controller would start it
 
     with (
         mock.patch.object(running, "_connect", return_value=None),
-        mock.patch.object(Preparation, "run", nothing),
+        mock.patch.object(Preparation, "run", start_nothing),
         mock.patch.object(CellRun, "run", dispatch),
     ):
         began = time.monotonic()

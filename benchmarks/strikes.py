@@ -203,14 +203,22 @@ def _full_pauses(run_dir: Path) -> int:
     return sum('"storage full"' in path.read_text() for path in records)
 
 
+def _ended_controller(target: Target) -> Strike:
+    """Kill the controller, unless an earlier strike has, and wait for its end."""
+    if target.running.ended():
+        return Strike("the end of the controller", lambda: True)
+    killed = _controller(target)
+    wait_for_end(target.running)
+    return killed
+
+
 def _cut_history(target: Target) -> Strike:
     cell = target.random.choice(_unfinished(target.run_dir))
     history = target.run_dir / "cells" / cell / "history.jsonl"
     rows = history.read_bytes().splitlines() if history.exists() else []
     if not rows:
         raise NothingToStrike(f"{cell} has no row yet")
-    killed = _controller(target)
-    wait_for_end(target.running)
+    killed = _ended_controller(target)
     with history.open("ab") as file:
         file.write(rows[-1][: len(rows[-1]) // 2])
     return Strike(
@@ -220,8 +228,7 @@ def _cut_history(target: Target) -> Strike:
 
 def _cut_temporary(target: Target) -> Strike:
     cell = target.random.choice(_unfinished(target.run_dir))
-    killed = _controller(target)
-    wait_for_end(target.running)
+    killed = _ended_controller(target)
     content = (target.run_dir / "cells" / cell / "state.json").read_bytes()
     epoch = state(target.run_dir, cell)["epoch"]
     name = f".state.json.e{epoch:06d}.{uuid.UUID(int=target.random.getrandbits(128)).hex[:12]}.tmp"

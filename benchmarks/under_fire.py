@@ -4,7 +4,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,27 +129,30 @@ class UnderFire:
             time.sleep(0.05)
         return True
 
-    def suffer(self, kind: Kind, source: random.Random, mend_delay: float = 0.0) -> float | None:
-        """Take one strike; the seconds until the run went on, None when it did not come through."""
+    def suffer(self, kinds: Sequence[Kind], source: random.Random, mend_delay: float = 0.0) -> float | None:
+        """Take strikes, one right after the other; the seconds until the run went on, None when one did not come through."""
         before, struck_at = self.committed(), time.monotonic()
-        target = Target(self.site, self.run_dir, self.running, self._disk, self._offset_file, source)
-        try:
-            made = strike(kind, target)
-        except (NothingToStrike, psutil.NoSuchProcess) as reason:
-            self._say(f"{kind}: nothing to strike ({reason})")
-            return None
+        made: list[Strike] = []
+        for kind in kinds:
+            target = Target(self.site, self.run_dir, self.running, self._disk, self._offset_file, source)
+            try:
+                made.append(strike(kind, target))
+            except (NothingToStrike, psutil.NoSuchProcess) as reason:
+                self._say(f"{kind}: nothing to strike ({reason})")
+                break
+            self._killed = self._killed or kind in ENDS_CONTROLLER
         deadline = time.monotonic() + PROOF_SECONDS
-        while not (came_through := made.struck()) and time.monotonic() < deadline:
+        while not (came_through := all(one.struck() for one in made)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._killed = self._killed or kind in ENDS_CONTROLLER
         # The run is to go on by itself meanwhile, as far as it can.
-        self._mending.append(self._mender.submit(_mend, made, mend_delay))
-        if not came_through:
-            self._say(f"{kind}: {made.victim}: did not come through")
+        self._mending += [self._mender.submit(_mend, one, mend_delay) for one in made]
+        victims = "; ".join(f"{kind}: {one.victim}" for kind, one in zip(kinds, made, strict=False))
+        if not came_through or len(made) < len(kinds):
+            self._say(f"did not come through: {victims}")
             return None
         self.wait_for_progress(before + self._in_flight)
         seconds = time.monotonic() - struck_at
-        self._say(f"{kind}: {made.victim}; went on after {seconds:.1f} s")
+        self._say(f"{victims}; went on after {seconds:.1f} s")
         return seconds
 
     def _wait_for_mending(self) -> None:

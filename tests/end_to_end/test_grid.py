@@ -152,7 +152,7 @@ def test_mlflow_gives_the_tables_of_the_run_folder(site: Site, undisturbed: Path
 def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> None:
     run_dir = site.run_dir(undisturbed)
     before = {path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()}
-    code, output = site.finish(undisturbed)
+    code, output = site.run(undisturbed).wait()
     assert code == 0, output
     assert "2 cells, 0 to do" in output
     assert {
@@ -195,7 +195,7 @@ def test_a_changed_grid_is_refused_with_the_difference(site: Site, undisturbed: 
     text = undisturbed.read_text()
     undisturbed.write_text(changed)
     try:
-        code, output = site.finish(undisturbed)
+        code, output = site.run(undisturbed).wait()
     finally:
         undisturbed.write_text(text)
     assert code == 2, output
