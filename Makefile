@@ -26,9 +26,9 @@ help: ## show this list
 quickstart: $(STAMP) ## install, then run the shipped grid on a local Ray cluster
 	@$(BIN)/isocompute quickstart
 
-# Three files of tests at a time, also on two cores: the longest wait for engines and servers to start, not for a core.
+# Two files of tests at a time: on two cores a third one only makes all wait for a core.
 test: lint ## install, then lint and all tests (PYTEST_ARGS="-m 'not engine'" leaves the slow ones out)
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP) ## install, then ruff and mypy
 	@$(BIN)/ruff check .
