@@ -170,7 +170,9 @@ def _run_process(
     folder.mkdir(parents=True, exist_ok=True)
     settings_path, result_path = folder / "settings.json", folder / "result.json"
     settings_path.write_text(json.dumps({**settings, **asdict(variant), "started_at": time.time()}))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Compiled files are kept, or every start would compile all that it imports.
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"OMP_NUM_THREADS": str(variant.threads), "HF_HUB_OFFLINE": "1"} | VLLM_IN_PROCESS
     try:
         ended = subprocess.run(
