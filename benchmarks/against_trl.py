@@ -8,7 +8,8 @@ of the variants that are tried first; ours as one Ray job with one engine and on
 last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores / core-seconds of a
 rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
 
-TRL's vLLM paths do not run on a CPU: one sends weights by NCCL, the other loads them into packed layers that are gone.
+TRL's vLLM runs in its process (its server takes weights by NCCL only) and in bfloat16, which vLLM makes of float32 models and TRL
+has no option for; its importance weights are capped as ours. TRL's other two paths need none: they sample from the model itself.
 """
 
 import argparse
@@ -103,7 +104,7 @@ def fastest_variant(
         except TrlFailed as error:
             tries[str(variant)] = str(error)
 
-    for generation in ("generate", "continuous"):
+    for generation in ("generate", "continuous", "vllm"):
         for threads in range(1, CORES // processes + 1):
             attempt(Variant(generation, threads, processes=processes))
     if not rates:

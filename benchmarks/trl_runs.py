@@ -16,8 +16,17 @@ from grids.expansion import expand
 from grids.spec import GridSpec
 
 SIDE = Path(__file__).with_name("trl_side.py")
-REQUIREMENTS = Path(__file__).with_name("trl_requirements.txt")
+REQUIREMENTS = (
+    Path(__file__).parents[1] / "constraints.txt",
+    Path(__file__).with_name("trl_requirements.txt"),
+)
 INSTALL_SECONDS = 1800.0
+VLLM_IN_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+"""As our samplers run it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Variant:
     """A way of running TRL."""
 
     generation: str
-    """``generate`` (padded batches) or ``continuous`` (paged attention, continuous batching), both of transformers."""
+    """``generate`` (padded batches) or ``continuous`` (paged attention, continuous batching), both of transformers, or ``vllm``."""
     threads: int
     micro_batches: int = 1
     """Parts that a batch is learnt in; 1 is the whole batch at once."""
@@ -69,20 +78,22 @@ def environment_python(folder: Path) -> Path:
         UserError: it cannot be made.
     """
     python, installed = folder / "bin" / "python", folder / "installed.txt"
-    if installed.exists() and installed.read_text() == REQUIREMENTS.read_text():
+    wanted = "".join(file.read_text() for file in REQUIREMENTS)
+    if installed.exists() and installed.read_text() == wanted:
         return python
     print(f"making TRL's environment in {folder} (some minutes, once)", file=sys.stderr, flush=True)
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(REQUIREMENTS)],
+        [str(python), "-m", "pip", "install", "-q", "--no-compile", "--no-deps"]
+        + [word for file in REQUIREMENTS for word in ("-r", str(file))],
     ):
         made = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
         if made.returncode != 0:
             raise UserError(
                 f"--environment: {folder} cannot be made: {_last_line(made.stderr)}; "
-                f"see {REQUIREMENTS.name} for what pip must find"
+                "see the Makefile for what pip must find"
             )
-    installed.write_text(REQUIREMENTS.read_text())
+    installed.write_text(wanted)
     return python
 
 
@@ -101,6 +112,7 @@ def settings_of(spec: GridSpec) -> dict[str, Any]:
         "weight_decay": spec.optimiser.weight_decay,
         "max_gradient_norm": spec.optimiser.max_gradient_norm,
         "kl_coefficient": spec.recipe.kl_coefficient,
+        "tis_cap": spec.recipe.tis_cap,
         "temperature": spec.sampling.temperature,
         "max_tokens": spec.sampling.max_tokens,
         "prompt_template": spec.sampling.prompt_template,
@@ -158,8 +170,10 @@ def _run_process(
     folder.mkdir(parents=True, exist_ok=True)
     settings_path, result_path = folder / "settings.json", folder / "result.json"
     settings_path.write_text(json.dumps({**settings, **asdict(variant), "started_at": time.time()}))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": str(variant.threads), "HF_HUB_OFFLINE": "1"}
+    # Compiled files are kept, or every start would compile all that it imports.
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment |= {"OMP_NUM_THREADS": str(variant.threads), "HF_HUB_OFFLINE": "1"} | VLLM_IN_PROCESS
     try:
         ended = subprocess.run(
             # Without -P the modules beside the script, `site` among them, would hide those of the same name.

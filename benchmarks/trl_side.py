@@ -23,6 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 WARM_UP_STEPS = 3
 """On a model that is thrown away, with the sizes that are measured."""
+SEQUENCE_TOKENS = 32
+"""More than a prompt and a response of the quickstart have; a power of two."""
 
 
 @dataclass
@@ -83,6 +85,19 @@ def config(settings: dict[str, Any], seed: int, steps: int, folder: Path) -> GRP
         max_completion_length=settings["max_tokens"],
         temperature=settings["temperature"],
         use_transformers_continuous_batching=settings["generation"] == "continuous",
+        # Left to itself its cache takes most of the machine's memory.
+        transformers_continuous_batching_config={
+            "page_size": SEQUENCE_TOKENS,
+            "num_blocks": batch,
+            "max_batch_tokens": batch,
+            "max_requests_per_batch": batch,
+        },
+        use_vllm=settings["generation"] == "vllm",
+        vllm_mode="colocate",  # the server takes weights by NCCL only
+        vllm_max_model_length=SEQUENCE_TOKENS,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=settings["tis_cap"],
+        ddp_find_unused_parameters=False,  # vLLM's process group makes accelerate wrap the model
         beta=settings["kl_coefficient"],
         use_bias_correction_kl=False,
         loss_type="dapo",  # a mean over the batch's tokens, as the grid's
