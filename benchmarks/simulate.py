@@ -24,7 +24,7 @@ from grids.loading import load_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.simulation.bound import lower_bound
-from orchestrator.simulation.conditions import Conditions
+from orchestrator.simulation.conditions import Conditions, RandomLosses
 from orchestrator.simulation.simulator import simulate
 from orchestrator.store.phase_log import PhaseKind
 
@@ -64,18 +64,29 @@ class LawTimes:
         return seconds
 
 
-def paper_grid(cells: int, compute_rollouts: int, pools: Mapping[str, int]) -> tuple[GridSpec, list[Cell]]:
-    """The paper's axes with as many seeds as so many cells take; ``pools``: samplers, groups, slots."""
+def paper_grid(
+    cells: int, compute_rollouts: int, max_batch: int, pools: Mapping[str, int]
+) -> tuple[GridSpec, list[Cell]]:
+    """The paper's axes, with as many seeds as so many cells take, in the order of their seeds.
+
+    Args:
+        cells: how many.
+        compute_rollouts: of each cell.
+        max_batch: the largest batch.
+        pools: how many ``samplers``, ``groups`` and ``slots`` of a group.
+    """
     spec = load_grid(GRID)
-    of_seed = len(expand(spec))
-    axes = spec.grid.model_copy(
-        update={"seeds": list(range(-(-cells // of_seed))), "compute_rollouts": compute_rollouts}
-    )
+    limits = {"max_batch_rollouts": max_batch, "compute_rollouts": compute_rollouts}
+    axes = spec.grid.model_copy(update=limits)
+    of_seed = len(expand(spec.model_copy(update={"grid": axes})))
+    axes = axes.model_copy(update={"seeds": list(range(-(-cells // of_seed)))})
+    evaluation = spec.evaluation.model_copy(update={"first_mark": max(1, compute_rollouts // 4)})
     samplers = spec.pools.samplers.model_copy(update={"count": pools["samplers"]})
     learners = spec.pools.learners.model_copy(update={"count": pools["groups"], "slots": pools["slots"]})
     spec = spec.model_copy(
         update={
             "grid": axes,
+            "evaluation": evaluation,
             "pools": spec.pools.model_copy(update={"samplers": samplers, "learners": learners}),
         }
     )
@@ -86,15 +97,15 @@ def paper_grid(cells: int, compute_rollouts: int, pools: Mapping[str, int]) -> t
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures of one simulation."""
     pools = {"samplers": arguments.samplers, "groups": arguments.groups, "slots": arguments.slots}
-    spec, cells = paper_grid(arguments.cells, arguments.compute, pools)
+    spec, cells = paper_grid(arguments.cells, arguments.compute, arguments.max_batch, pools)
     laws = dict(LAWS)
+    steps = [cell.update_steps for cell in cells]
     bound = lower_bound(spec, cells, Conditions(LawTimes(laws), EVALUATION))
     conditions = Conditions(
         LawTimes(laws, arguments.noise, random.Random(arguments.seed)),
         EVALUATION,
-        failures_per_hour=arguments.failures_per_hour,
+        lifetimes=RandomLosses(arguments.failures_per_hour, arguments.seed),
         restart_seconds=arguments.restart_seconds,
-        seed=arguments.seed,
     )
     started = perf_counter()
     outcome = simulate(spec, cells, conditions, CostModel())
@@ -103,6 +114,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "cells": len(cells),
         "rollouts_of_a_cell": arguments.compute,
+        "largest_batch": max(cell.batch_rollouts for cell in cells),
+        "steps_of_a_cell": [min(steps), max(steps)],
         "update_steps": sum(cell.update_steps for cell in cells),
         "phases": outcome.phases,
         **pools,
@@ -142,8 +155,10 @@ def faults_of(figures: Mapping[str, Any]) -> list[str]:
 def as_text(figures: Mapping[str, Any]) -> str:
     """The figures for people."""
     hours, shares = figures["bound_hours"], figures["busy_shares"]
+    fewest, most = figures["steps_of_a_cell"]
     lines = [
-        f"{figures['cells']:,} cells of {figures['rollouts_of_a_cell']:,} rollouts ({figures['update_steps']:,} steps) on "
+        f"{figures['cells']:,} cells of {figures['rollouts_of_a_cell']:,} rollouts in {fewest:,} to {most:,} steps "
+        f"({figures['update_steps']:,} in all), batches up to {figures['largest_batch']:,}, on "
         f"{figures['samplers']:,} engines and {figures['groups']:,} learner groups with {figures['slots']} slots each",
         f"makespan {figures['makespan_hours']:.2f} h; lower bound {max(hours.values()):.2f} h, the largest of "
         + ", ".join(f"{name} {value:.2f}" for name, value in hours.items()),
@@ -172,7 +187,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samplers", type=int, default=1000)
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--slots", type=int, default=4, help="cells that a group holds")
-    parser.add_argument("--compute", type=int, default=2**18, help="rollouts of each cell")
+    parser.add_argument("--compute", type=int, default=2**16, help="rollouts of each cell")
+    parser.add_argument("--max-batch", type=int, default=2**12, help="largest batch, in rollouts")
     parser.add_argument("--noise", type=float, default=0.2, help="spread of phase times (of the logarithm)")
     parser.add_argument("--failures-per-hour", type=float, default=0.0, help="share of processes lost")
     parser.add_argument("--restart-seconds", type=float, default=120.0, help="until a lost one serves again")

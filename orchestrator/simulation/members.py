@@ -1,8 +1,6 @@
 """Members of pools in virtual time: they serve in the turns of real pools, are busy for modelled times, and die."""
 
 import asyncio
-import math
-import random
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -71,7 +69,6 @@ class Member:
     processes: int
     conditions: Conditions
     observer: Observer
-    draws: random.Random
     dies_at: float = field(init=False)
     """Time of the loop."""
 
@@ -80,8 +77,8 @@ class Member:
 
     def start(self) -> None:
         """It is new: draw how long it will live."""
-        rate = self.processes * self.conditions.failures_per_hour / 3600
-        self.dies_at = asyncio.get_running_loop().time() + self.draws.expovariate(rate) if rate else math.inf
+        lifetime = self.conditions.lifetimes.draw(self.name, self.processes)
+        self.dies_at = asyncio.get_running_loop().time() + lifetime
 
     async def serve(self, call: Call, waited: float) -> float:
         """Accelerator-seconds of a call that has waited so long.

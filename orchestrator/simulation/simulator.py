@@ -1,7 +1,6 @@
 """A whole grid in virtual time: slots of learner groups take cells that wait, as in ``control.controller``."""
 
 import asyncio
-import random
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,11 +78,10 @@ class _Simulation:
 
     async def run(self) -> Outcome:
         pools = self._spec.pools
-        draws = random.Random(self._conditions.seed)
 
         def members(pool: str, count: int, accelerators: int, processes: int = 1) -> list[Member]:
             return [
-                Member(f"{pool} {number}", accelerators, processes, self._conditions, self._observer, draws)
+                Member(f"{pool} {number}", accelerators, processes, self._conditions, self._observer)
                 for number in range(count)
             ]
 
