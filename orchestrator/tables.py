@@ -95,13 +95,14 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, Seconds):
-        return _duration(value)
+        return duration(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For people, for example ``2h05m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

@@ -1,9 +1,11 @@
 """The life of a cell in virtual time, phase by phase as in ``control.cell_run``."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
@@ -62,14 +64,7 @@ class CellLife:
             started = perf_counter()
             urgency = self._remaining.seconds(cell, step - 1)
             self._observer.decided(started)
-            await self._sample_and_grade(
-                PhaseKind.SAMPLING,
-                PhaseKind.GRADING,
-                cell.problems_per_batch,
-                cell.rollouts_per_problem,
-                step,
-                urgency,
-            )
+            await self._step(step, urgency)
             await self._learner(group, opening, PhaseKind.LEARNING, step, urgency, cell.batch_rollouts)
             if self._evaluation is not None and self._evaluation.done():
                 await self._land_evaluation()
@@ -97,33 +92,42 @@ class CellLife:
         await self._hand_over(kind)
         self.uncommitted += await group.call(opening, Call(kind, self.cell.id, step, sequences, urgency))
 
-    async def _sample_and_grade(
-        self,
-        sampling: PhaseKind,
-        grading: PhaseKind,
-        groups: int,
-        rollouts_per_problem: int,
-        step: int,
-        urgency: float,
-    ) -> None:
-        """A batch in parts, each graded while others are sampled."""
-        await self._hand_over(sampling)
+    async def _step(self, step: int, urgency: float) -> None:
+        """Sample and grade the batch of a step, in parts, each graded while others are sampled."""
+        n = self.cell.rollouts_per_problem
+
+        async def part(groups: int) -> None:
+            sampling = Call(PhaseKind.SAMPLING, self.cell.id, step, groups * n, urgency)
+            await self._sample(sampling)
+            await self._grade(replace(sampling, kind=PhaseKind.GRADING))
+
+        await self._hand_over(PhaseKind.SAMPLING)
+        await _side_by_side([part(groups) for groups in self._parts(self.cell.problems_per_batch, n)])
+
+    async def _evaluate(self, step: int) -> None:
+        for problems, samples in self._conditions.evaluation:
+            whole = Call(
+                PhaseKind.EVALUATION, self.cell.id, step, problems * samples, urgency=EVALUATION_URGENCY
+            )
+            await self._hand_over(PhaseKind.EVALUATION)
+            parts = self._parts(problems, samples)
+            await _side_by_side([self._sample(replace(whole, sequences=part * samples)) for part in parts])
+            await self._grade(replace(whole, kind=PhaseKind.EVALUATION_GRADING))
+
+    def _parts(self, groups: int, rollouts_per_problem: int) -> list[int]:
+        """Groups of each part of a batch that is sampled now."""
         parts = parts_of_batch(
             groups, rollouts_per_problem, self._samplers.free, self._spec.pools.samplers.max_sequences
         )
-
-        async def part(size: int) -> None:
-            sampled = Call(sampling, self.cell.id, step, size * rollouts_per_problem, urgency)
-            await self._repeating(Phase.SAMPLING, lambda: self._samplers.call(sampled))
-            await self._hand_over(grading)
-            graded = replace(sampled, kind=grading)
-            await self._repeating(Phase.GRADING, lambda: self._grader.call(graded))
-
-        if parts == 1:
-            await part(groups)
-            return
         bounds = [groups * number // parts for number in range(parts + 1)]
-        await side_by_side([part(bounds[number + 1] - bounds[number]) for number in range(parts)])
+        return [end - start for start, end in pairwise(bounds)]
+
+    async def _sample(self, call: Call) -> None:
+        await self._repeating(Phase.SAMPLING, lambda: self._samplers.call(call))
+
+    async def _grade(self, call: Call) -> None:
+        await self._hand_over(call.kind)
+        await self._repeating(Phase.GRADING, lambda: self._grader.call(call))
 
     async def _repeating(self, phase: Phase, call: Callable[[], Awaitable[float]]) -> None:
         repeats = 0
@@ -137,17 +141,6 @@ class CellLife:
                     raise
             await asyncio.sleep(decision.delay_seconds)
             repeats += 1
-
-    async def _evaluate(self, step: int) -> None:
-        for problems, samples in self._conditions.evaluation:
-            await self._sample_and_grade(
-                PhaseKind.EVALUATION,
-                PhaseKind.EVALUATION_GRADING,
-                problems,
-                samples,
-                step,
-                EVALUATION_URGENCY,
-            )
 
     async def _land_evaluation(self) -> None:
         if self._evaluation is not None:
@@ -164,3 +157,10 @@ class CellLife:
         seconds = self._conditions.handovers.get(kind, 0.0)
         if seconds > 0:
             await asyncio.sleep(seconds)
+
+
+async def _side_by_side(work: list[Coroutine[Any, Any, None]]) -> None:
+    if len(work) == 1:  # nearly always: a task of its own would cost time
+        await work[0]
+    else:
+        await side_by_side(work)

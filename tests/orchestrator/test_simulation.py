@@ -172,7 +172,7 @@ def test_a_lost_group_costs_what_no_commit_had_kept(commits: int, wall: float, l
     [({}, 2, 17.5), ({"own_failures": 0}, 1, 15.5), ({"preemptions": 0}, 1, 15.5)],
 )
 def test_a_group_takes_all_its_cells_along_and_bystanders_pay_from_preemptions(
-    policy: dict[str, int], finished: int, wall: float
+    policy: dict[str, Any], finished: int, wall: float
 ) -> None:
     # One cell is learning from 2 to 3 when the group is lost at 2.5; the other samples until 4. It is back at 12.5.
     spec = grid(cells=2, slots=2, steps=1, backoff_seconds=2, **policy)
