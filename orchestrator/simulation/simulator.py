@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from grids.expansion import Cell
@@ -46,7 +46,7 @@ class Outcome:
     idle_share: float
     """Of the accelerators that are held; who is started anew is idle."""
     phases: int
-    decisions: "array[float]"
+    decisions: "array[float]" = field(repr=False)
     """Seconds of a real clock, for each decision: who is served, what is left of a cell, which cell is next, learning the costs."""
 
 

@@ -107,7 +107,7 @@ def test_phases_beside_training_that_were_never_seen_take_no_time() -> None:
 
 
 def test_checkpoints_are_counted_in_weights_and_two_moments(tmp_path: Path) -> None:
-    tensors = {"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}
+    tensors: dict[str, np.ndarray] = {"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     spec = dump_grid(trial_grid(seeds=4))
     spec["model"]["path"] = str(tmp_path)
