@@ -36,7 +36,6 @@ class Turns(Generic[M]):
         """A member is free (again)."""
         queues = [queue for queue in (self._callers, self._wanting.get(member, [])) if _waits(queue)]
         if not queues:
-            self._wanting.pop(member, None)
             self._free.append(member)
             return
         _, _, turn = heapq.heappop(min(queues, key=lambda queue: queue[0]))

@@ -128,8 +128,6 @@ class _Simulation:
             life.state = replace(life.state, spent=decision.spent)
             self._delayed += 1
             asyncio.get_running_loop().call_later(decision.delay_seconds, self._come_back, life)
-            if group.broken:
-                self._tell()  # a slot without a cell starts it anew
 
     def _come_back(self, life: CellLife) -> None:
         started = perf_counter()

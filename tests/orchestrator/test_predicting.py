@@ -18,6 +18,7 @@ from orchestrator.simulation.learnt import LearntTimes, evaluation_batches, hand
 from orchestrator.simulation.simulator import simulate
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 from tests.orchestrator.stand_in_pools import trial_grid
+from tests.orchestrator.test_simulation import Recorded
 
 SAMPLING, GRADING, LEARNING = PhaseKind.SAMPLING, PhaseKind.GRADING, PhaseKind.LEARNING
 SECONDS = {
@@ -36,18 +37,6 @@ class Law:
 
     def seconds(self, kind: PhaseKind, sequences: int) -> float:
         return SECONDS[kind]
-
-
-class Recorded(CostModel):
-    """Keeps what it sees."""
-
-    def __init__(self) -> None:
-        self.seen: list[PhaseRecord] = []
-        super().__init__()
-
-    def observe(self, record: PhaseRecord) -> None:
-        self.seen.append(record)
-        super().observe(record)
 
 
 def record(
@@ -103,7 +92,7 @@ def test_an_evaluation_is_as_large_as_the_largest_that_was_seen() -> None:
 def test_phases_beside_training_that_were_never_seen_take_no_time() -> None:
     times = LearntTimes(CostModel([record(SAMPLING, 0.0, 4.0)] * 3))
     assert times.seconds(LEARNING, 8) == pytest.approx(4.0)
-    assert [times.seconds(kind, 0) for kind in (PhaseKind.COMMIT, PhaseKind.TAKING_UP)] == [0, 0]
+    assert [times.seconds(kind, 8) for kind in (PhaseKind.COMMIT, PhaseKind.EVALUATION)] == [0, 0]
 
 
 def test_checkpoints_are_counted_in_weights_and_two_moments(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from orchestrator.simulation.bound import Bound, lower_bound
 from orchestrator.simulation.conditions import Conditions, RandomLosses
 from orchestrator.simulation.simulator import Outcome, simulate
 from orchestrator.simulation.virtual_time import NothingHappens, run_in_virtual_time
-from orchestrator.store.phase_log import PhaseKind
+from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 from tests.orchestrator.stand_in_pools import trial_grid
 
 SAMPLING, LEARNING, GRADING = PhaseKind.SAMPLING, PhaseKind.LEARNING, PhaseKind.GRADING
@@ -36,13 +36,26 @@ class Fixed:
 
 
 class Scripted:
-    """Members that live as long as a test says, and then for ever."""
+    """Members that live as long as a test says, one after the other in a place, and the next one for ever."""
 
-    def __init__(self, **lifetimes: float) -> None:
-        self._left = {name.replace("_", " "): seconds for name, seconds in lifetimes.items()}
+    def __init__(self, **lifetimes: Sequence[float]) -> None:
+        self._left = {name.replace("_", " "): list(seconds) for name, seconds in lifetimes.items()}
 
     def draw(self, member: str, processes: int) -> float:
-        return self._left.pop(member, math.inf)
+        left = self._left.get(member)
+        return left.pop(0) if left else math.inf
+
+
+class Recorded(CostModel):
+    """Keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[PhaseRecord] = []
+        super().__init__()
+
+    def observe(self, record: PhaseRecord) -> None:
+        self.seen.append(record)
+        super().observe(record)
 
 
 TWO_AND_ONE = Fixed({SAMPLING: 2.0, LEARNING: 1.0})
@@ -125,6 +138,15 @@ def test_evaluations_run_beside_later_steps_and_the_last_one_is_waited_for(
     assert outcome(spec, times, evaluation=((10, 1),)).wall_seconds == pytest.approx(expected)
 
 
+def test_evaluations_wait_for_all_training() -> None:
+    # Two cells, four steps each, keep the only engine busy for 16 s. Both wait for the evaluations of step 2 when they begin.
+    times = Fixed({SAMPLING: 2.0, LEARNING: 1.0, EVALUATION: 4.0})
+    spec, costs = grid(cells=2, slots=2, steps=4, marks=True), Recorded()
+    simulate(spec, expand(spec), Conditions(times, ((10, 1),)), costs)
+    begun = [record.started_at for record in costs.seen if record.kind is EVALUATION]
+    assert begun == pytest.approx([16, 20, 24, 28])
+
+
 def test_a_batch_spreads_over_free_engines() -> None:
     # 8 rollouts of 0.5 s each, in two parts of 4, or whole where an engine wants 8 at once.
     times = Fixed({LEARNING: 1.0}, {SAMPLING: 0.5})
@@ -133,14 +155,14 @@ def test_a_batch_spreads_over_free_engines() -> None:
 
 
 def test_handovers_lengthen_the_chain_and_keep_nobody_busy() -> None:
-    seen = outcome(grid(), handovers={SAMPLING: 0.25, LEARNING: 0.5})
-    assert seen.wall_seconds == pytest.approx(3 * 3.75)
-    assert seen.busy_shares["sampler"] == pytest.approx(6 / 11.25)
+    seen = outcome(grid(), handovers={SAMPLING: 0.25, GRADING: 0.125, LEARNING: 0.5})
+    assert seen.wall_seconds == pytest.approx(3 * 3.875)
+    assert seen.busy_shares["sampler"] == pytest.approx(6 / 11.625)
 
 
 def test_a_lost_engine_costs_a_repeat_of_the_phase() -> None:
     spec = grid(steps=2, backoff_seconds=2)
-    seen = outcome(spec, lifetimes=Scripted(sampler_0=1.0), restart_seconds=10)
+    seen = outcome(spec, lifetimes=Scripted(sampler_0=[1.0]), restart_seconds=10)
     # Lost at 1, asked for again at 3, back at 11: 11 to 13, learnt at 14; the second step to 17.
     assert seen.wall_seconds == pytest.approx(17)
     assert (seen.finished, seen.attempts, dict(seen.losses)) == (1, 1, {"sampler": 1})
@@ -149,7 +171,7 @@ def test_a_lost_engine_costs_a_repeat_of_the_phase() -> None:
 
 def test_repeats_of_a_phase_that_are_spent_cost_an_attempt() -> None:
     spec = grid(steps=2, backoff_seconds=2, phase_repeats=0)
-    seen = outcome(spec, lifetimes=Scripted(sampler_0=4.0), restart_seconds=10)
+    seen = outcome(spec, lifetimes=Scripted(sampler_0=[4.0]), restart_seconds=10)
     # The first step at 3, lost at 4, back at 14: both steps again.
     assert seen.wall_seconds == pytest.approx(20)
     assert seen.attempts == 2
@@ -157,10 +179,25 @@ def test_repeats_of_a_phase_that_are_spent_cost_an_attempt() -> None:
     assert seen.lost_accelerator_seconds == pytest.approx(1 * 4 + 2 * 4 + 1 * 3)
 
 
+def test_the_repeats_of_a_phase_are_counted() -> None:
+    spec = grid(steps=2, backoff_seconds=2, phase_repeats=1)
+    seen = outcome(spec, lifetimes=Scripted(sampler_0=[1.0, 0.5]), restart_seconds=10)
+    # Lost at 1 and, back at 11, again at 11.5; back at 21.5 for a new attempt.
+    assert (seen.wall_seconds, seen.attempts) == (pytest.approx(27.5), 2)
+
+
+def test_a_cell_whose_retries_are_spent_has_failed() -> None:
+    spec = grid(steps=1, backoff_seconds=2, own_failures=1)
+    seen = outcome(spec, lifetimes=Scripted(learner_0=[2.5, 2.25]), restart_seconds=10)
+    # Lost at 2.5, back at 12.5; sampled at 14.5, lost at 14.75.
+    assert (seen.finished, seen.failed, seen.attempts) == (0, 1, 2)
+    assert seen.wall_seconds == pytest.approx(14.75)
+
+
 @pytest.mark.parametrize(("commits", "wall", "lost"), [(1, 18.5, 2 * 4), (1000, 21.5, 4 * 4 + 1 * 3)])
 def test_a_lost_group_costs_what_no_commit_had_kept(commits: int, wall: float, lost: float) -> None:
     spec = grid(steps=2, commits=commits, backoff_seconds=2)
-    seen = outcome(spec, lifetimes=Scripted(learner_0=5.5), restart_seconds=10)
+    seen = outcome(spec, lifetimes=Scripted(learner_0=[5.5]), restart_seconds=10)
     # The first step at 3, the second is sampled at 5 and breaks off at 5.5; the group is back at 15.5.
     assert seen.wall_seconds == pytest.approx(wall)
     assert (seen.finished, seen.attempts) == (1, 2)
@@ -176,10 +213,18 @@ def test_a_group_takes_all_its_cells_along_and_bystanders_pay_from_preemptions(
 ) -> None:
     # One cell is learning from 2 to 3 when the group is lost at 2.5; the other samples until 4. It is back at 12.5.
     spec = grid(cells=2, slots=2, steps=1, backoff_seconds=2, **policy)
-    seen = outcome(spec, lifetimes=Scripted(learner_0=2.5), restart_seconds=10)
+    seen = outcome(spec, lifetimes=Scripted(learner_0=[2.5]), restart_seconds=10)
     assert (seen.finished, seen.failed) == (finished, 2 - finished)
     assert seen.attempts == 2 + finished
     assert seen.wall_seconds == pytest.approx(wall)
+
+
+def test_a_cell_that_was_held_by_an_earlier_start_of_its_group_is_lost() -> None:
+    spec = grid(cells=2, slots=2, steps=1, backoff_seconds=2)
+    seen = outcome(spec, lifetimes=Scripted(learner_0=[2.5]), restart_seconds=0.5)
+    # The group is back at 3, before the other cell is sampled at 4; that one comes back at 6, when the first, back at 4.5,
+    # is still being sampled: 6.5 to 8.5, learnt at 9.5.
+    assert (seen.wall_seconds, seen.attempts) == (pytest.approx(9.5), 4)
 
 
 def test_the_same_seed_gives_the_same_world() -> None:
