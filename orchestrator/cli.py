@@ -63,8 +63,17 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
 
 
 @app.command()
-def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
-    """Show the cells of a grid, its totals, what is missing here and, where RAY_ADDRESS is set, whether it fits there."""
+def plan(
+    grid: GridPath,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Predict time and accelerator-hours from the phases of this earlier run."
+        ),
+    ] = None,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Show a grid's cells, its totals, what it will take, what is missing here and, where RAY_ADDRESS is set, whether it fits."""
     from grids.loading import load_grid
     from orchestrator.operating import planning
 
@@ -80,7 +89,14 @@ def plan(grid: GridPath, format_: FormatOption = Format.TABLE) -> None:
             warnings += resource_faults(spec, cluster.connected_nodes())
         except UserError as error:
             warnings.append(str(error))
-    lines = [planning.summary(spec), *(f"warning: {text}" for text in warnings)]
+    lines = [planning.summary(spec), planning.disk_line(spec)]
+    if like is None:
+        lines.append(planning.NO_MEASURE)
+    else:
+        from orchestrator.operating.predicting import prediction_line
+
+        lines.append(prediction_line(spec, like))
+    lines += [f"warning: {text}" for text in warnings]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
 
 

@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``2h05m``"""
+    """For people, for example ``2h05m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

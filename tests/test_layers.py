@@ -26,6 +26,7 @@ CONTROL_PLANE = (
     "results",
     "services",
     "control",
+    "simulation",
     "operating",
 )
 """Folders of the orchestrator, each of which knows those before it; the command line, beside them, knows all."""

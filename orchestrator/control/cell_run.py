@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
+from grids.spec import CommitsSpec
 from orchestrator.clock import Clock
 from orchestrator.control.layout import layout_changes
 from orchestrator.control.phases import Phases, Stopped, training_batch
@@ -59,6 +60,13 @@ async def whole(writing: Coroutine[Any, Any, T]) -> T:
         # What the write itself ended with matters no more, but is not lost.
         raise cancelled from task.exception()
     return task.result()
+
+
+def commit_is_due(commits: CommitsSpec, seconds: float, steps: int) -> bool:
+    """Whether a cell commits that made its last commit so long ago."""
+    # A clock that went back would put the commit off.
+    due = seconds >= commits.every_minutes * 60 or seconds < 0
+    return due or steps >= commits.every_steps
 
 
 class CellRun:
@@ -171,10 +179,7 @@ class CellRun:
 
     def _commit_is_due(self) -> bool:
         waited = self._clock.monotonic() - self._committed_at
-        commits = self._spec.commits
-        # A clock that went back would put the commit off.
-        due = waited >= commits.every_minutes * 60 or waited < 0
-        return due or self._progress.step - self._committed_step >= commits.every_steps
+        return commit_is_due(self._spec.commits, waited, self._progress.step - self._committed_step)
 
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""

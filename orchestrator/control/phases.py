@@ -34,6 +34,12 @@ class Stopped(Exception):
     """The attempt was told to stop; nothing of the phase is kept."""
 
 
+def parts_of_batch(groups: int, rollouts_per_problem: int, engines: int, full_engine: int) -> int:
+    """In how many parts a batch is sampled; the arguments are those of ``Batch.spread``."""
+    filled = groups * rollouts_per_problem // full_engine
+    return max(1, min(engines, filled, groups))
+
+
 @dataclass(frozen=True)
 class Batch:
     """Problems to sample, with their gold answers and where they stand (``<path>, row <row>``)."""
@@ -63,8 +69,7 @@ class Batch:
             full_engine: sequences that an engine works on at once.
         """
         groups = len(self.golds)
-        filled = groups * self.request.rollouts_per_problem // full_engine
-        parts = max(1, min(engines, filled, groups))
+        parts = parts_of_batch(groups, self.request.rollouts_per_problem, engines, full_engine)
         bounds = [groups * number // parts for number in range(parts + 1)]
         return [self.part(range(start, end)) for start, end in pairwise(bounds)]
 

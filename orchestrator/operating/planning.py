@@ -1,11 +1,17 @@
 """What a grid would do, before anything is spent."""
 
+import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from grids.expansion import Cell, axis_values, evaluated_steps, expand
 from grids.spec import GridSpec
 from orchestrator.pools.resources import needed_resources
+
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: weights and two moments in float32."""
+NO_MEASURE = "predicted: no measure yet of what phases take; --like RUN takes an earlier run's"
 
 
 def plan_rows(spec: GridSpec) -> list[dict[str, Any]]:
@@ -36,6 +42,36 @@ def summary(spec: GridSpec) -> str:
         f"{len(cells)} cells, {training:,} training rollouts, {sum(cell.update_steps for cell in cells):,} update steps, "
         f"{evaluations:,} evaluations; pools need {needed['CPU']:,} CPUs and {needed['GPU']:,} GPUs"
     )
+
+
+def checkpoint_bytes(spec: GridSpec) -> int | None:
+    """Disk that checkpoints of all cells take at most; None where the base model is not on this machine."""
+    parameters = _parameters(Path(spec.model.path))
+    if parameters is None:
+        return None
+    return len(expand(spec)) * spec.commits.keep * parameters * BYTES_PER_PARAMETER
+
+
+def _parameters(model: Path) -> int | None:
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else []
+    if not files:
+        return None
+    return sum(prod(shape) for path in files for shape in _shapes(path))
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """Of all tensors in a safetensors file: 8 bytes tell the length of a header in JSON."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+
+
+def disk_line(spec: GridSpec) -> str:
+    """For people: what the checkpoints take."""
+    bytes_ = checkpoint_bytes(spec)
+    if bytes_ is None:
+        return "disk: not known, the base model is not on this machine"
+    return f"disk: checkpoints take {bytes_ / 1e9:,.3g} GB at most, {spec.commits.keep} of each cell"
 
 
 def warnings(spec: GridSpec) -> list[str]:

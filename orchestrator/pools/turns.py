@@ -1,17 +1,14 @@
 """Who is served next: members that are free, and callers that wait for one, the most urgent first."""
 
 import asyncio
-from dataclasses import dataclass, field
+import heapq
+import itertools
 from typing import Generic, TypeVar
 
 M = TypeVar("M")
 
-
-@dataclass(eq=False)
-class _Caller(Generic[M]):
-    urgency: float
-    wanted: M | None
-    turn: "asyncio.Future[M]" = field(default_factory=asyncio.Future)
+_Caller = tuple[float, int, asyncio.Future[M]]
+"""(urgency, negated; number of its coming; its turn): the smallest is served first."""
 
 
 class Turns(Generic[M]):
@@ -24,6 +21,10 @@ class Turns(Generic[M]):
         """No member is free yet."""
         self._free: list[M] = []
         self._callers: list[_Caller[M]] = []
+        """Heap of those whom any member serves. One that gave up, or was told of an error, stands in it until it comes up."""
+        self._wanting: dict[M, list[_Caller[M]]] = {}
+        """Heaps of those whom only one member will do."""
+        self._coming = itertools.count()
         self._closed: Exception | None = None
 
     @property
@@ -33,15 +34,12 @@ class Turns(Generic[M]):
 
     def give(self, member: M) -> None:
         """A member is free (again)."""
-        # One that has just given up stands among them until its task runs.
-        fitting = [one for one in self._callers if one.wanted in (None, member) and not one.turn.done()]
-        if not fitting:
+        queues = [queue for queue in (self._callers, self._wanting.get(member, [])) if _waits(queue)]
+        if not queues:
             self._free.append(member)
             return
-        # The first of several most urgent ones, which are in the order of their coming.
-        served = max(fitting, key=lambda caller: caller.urgency)
-        self._callers.remove(served)
-        served.turn.set_result(member)
+        _, _, turn = heapq.heappop(min(queues, key=lambda queue: queue[0]))
+        turn.set_result(member)
 
     async def take(self, urgency: float, wanted: M | None = None) -> M:
         """A member, as soon as it is this caller's turn; the caller gives it back.
@@ -59,29 +57,36 @@ class Turns(Generic[M]):
             if wanted in (None, member):
                 self._free.remove(member)
                 return member
-        caller = _Caller(urgency, wanted)
-        self._callers.append(caller)
+        turn: asyncio.Future[M] = asyncio.get_running_loop().create_future()
+        queue = self._callers if wanted is None else self._wanting.setdefault(wanted, [])
+        heapq.heappush(queue, (-urgency, next(self._coming), turn))
         try:
-            return await caller.turn
+            return await turn
         except asyncio.CancelledError:
-            if caller in self._callers:
-                self._callers.remove(caller)
-            elif caller.turn.exception() is None:
+            if not turn.cancel() and not turn.cancelled() and turn.exception() is None:
                 # It got one in the very moment that it gave up.
-                self.give(caller.turn.result())
+                self.give(turn.result())
             raise
 
     def refuse(self, member: M, error: Exception) -> None:
         """Raise ``error`` for all who want just this member, which will never be free again."""
-        self._end([caller for caller in self._callers if caller.wanted is member], error)
+        _end(self._wanting.pop(member, []), error)
 
     def close(self, error: Exception) -> None:
         """Raise ``error`` for everyone who waits, and for everyone who comes."""
         self._closed = error
-        self._end(self._callers, error)
+        for queue in (self._callers, *self._wanting.values()):
+            _end(queue, error)
 
-    def _end(self, callers: list[_Caller[M]], error: Exception) -> None:
-        self._callers = [caller for caller in self._callers if caller not in callers]
-        for caller in callers:
-            if not caller.turn.done():
-                caller.turn.set_exception(error)
+
+def _waits(queue: list[_Caller[M]]) -> bool:
+    """Whether somebody waits in a queue; those who wait no longer are taken off its top."""
+    while queue and queue[0][2].done():
+        heapq.heappop(queue)
+    return bool(queue)
+
+
+def _end(queue: list[_Caller[M]], error: Exception) -> None:
+    for _, _, turn in queue:
+        if not turn.done():
+            turn.set_exception(error)

@@ -55,6 +55,24 @@ def test_a_caller_that_wants_one_member_waits_for_it_and_holds_up_nobody() -> No
     run(test())
 
 
+def test_a_caller_that_wants_just_this_member_takes_its_turn_among_all() -> None:
+    async def test() -> None:
+        turns: Turns[str] = Turns()
+        callers = {
+            name: await asked(turns, urgency, wanted)
+            for name, urgency, wanted in (
+                ("a", 1.0, None),
+                ("b", 2.0, "x"),
+                ("c", 2.0, None),
+                ("d", 1.0, "x"),
+                ("e", 3.0, None),
+            )
+        }
+        assert await order_of_service(turns, callers, "x") == "ebcad"
+
+    run(test())
+
+
 @pytest.mark.parametrize("moment", ["before", "just after"])
 def test_a_caller_that_gives_up_leaves_its_turn_to_the_next(moment: str) -> None:
     async def test() -> None:

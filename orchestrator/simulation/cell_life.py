@@ -1,0 +1,166 @@
+"""The life of a cell in virtual time, phase by phase as in ``control.cell_run``."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+from grids.expansion import Cell, evaluated_steps
+from grids.spec import GridSpec
+from orchestrator.control.cell_run import commit_is_due
+from orchestrator.control.phases import EVALUATION_URGENCY, parts_of_batch, side_by_side
+from orchestrator.failures.decisions import Action, decide
+from orchestrator.failures.faults import MemberLost, Phase, classify
+from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.simulation.conditions import Conditions
+from orchestrator.simulation.members import Call, Observer, SimulatedGroup, SimulatedPool
+from orchestrator.store.cell_state import CellState, Commit
+from orchestrator.store.phase_log import PhaseKind
+
+AT_ONCE = float("inf")
+"""Urgency of taking up and committing."""
+
+
+class CellLife:
+    """A cell of a simulated grid, over all its attempts."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        spec: GridSpec,
+        conditions: Conditions,
+        remaining: RemainingWork,
+        samplers: SimulatedPool,
+        grader: SimulatedPool,
+        observer: Observer,
+    ) -> None:
+        """Nothing of it is done yet."""
+        self.cell = cell
+        self.state = CellState(cell=cell.id)
+        self.uncommitted = 0.0
+        """Accelerator-seconds since its last commit."""
+        self._spec, self._conditions, self._remaining = spec, conditions, remaining
+        self._samplers, self._grader, self._observer = samplers, grader, observer
+        self._marks = frozenset(evaluated_steps(cell, spec.evaluation))
+        self._evaluation: asyncio.Task[None] | None = None
+
+    async def attempt(self, group: SimulatedGroup) -> None:
+        """Train from the last commit to the end in a slot of an open group. Raises MemberLost; the attempt is then lost."""
+        self.state = replace(self.state, attempt=self.state.attempt + 1)
+        self.uncommitted = 0.0
+        opening = group.openings
+        try:
+            await self._learner(group, opening, PhaseKind.TAKING_UP, self.state.committed_step, AT_ONCE)
+            await self._train(group, opening)
+        finally:
+            await self._give_up_evaluation()
+
+    async def _train(self, group: SimulatedGroup, opening: int) -> None:
+        loop = asyncio.get_running_loop()
+        cell, committed_at = self.cell, loop.time()
+        for step in range(self.state.committed_step + 1, cell.update_steps + 1):
+            started = perf_counter()
+            urgency = self._remaining.seconds(cell, step - 1)
+            self._observer.decided(started)
+            await self._step(step, urgency)
+            await self._learner(group, opening, PhaseKind.LEARNING, step, urgency, cell.batch_rollouts)
+            if self._evaluation is not None and self._evaluation.done():
+                await self._land_evaluation()
+            if step in self._marks:
+                await self._land_evaluation()
+                self._evaluation = asyncio.create_task(self._evaluate(step))
+            steps = step - self.state.committed_step
+            if step == cell.update_steps or commit_is_due(
+                self._spec.commits, loop.time() - committed_at, steps
+            ):
+                await self._land_evaluation()
+                await self._learner(group, opening, PhaseKind.COMMIT, step, AT_ONCE)
+                self.state = replace(self.state, commit=Commit(step, 0, 0, None, {}))
+                self.uncommitted, committed_at = 0.0, loop.time()
+
+    async def _learner(
+        self,
+        group: SimulatedGroup,
+        opening: int,
+        kind: PhaseKind,
+        step: int,
+        urgency: float,
+        sequences: int = 0,
+    ) -> None:
+        await self._hand_over(kind)
+        self.uncommitted += await group.call(opening, Call(kind, self.cell.id, step, sequences, urgency))
+
+    async def _step(self, step: int, urgency: float) -> None:
+        """Sample and grade the batch of a step, in parts, each graded while others are sampled."""
+        n = self.cell.rollouts_per_problem
+
+        async def part(groups: int) -> None:
+            sampling = Call(PhaseKind.SAMPLING, self.cell.id, step, groups * n, urgency)
+            await self._sample(sampling)
+            await self._grade(replace(sampling, kind=PhaseKind.GRADING))
+
+        await self._hand_over(PhaseKind.SAMPLING)
+        await _side_by_side([part(groups) for groups in self._parts(self.cell.problems_per_batch, n)])
+
+    async def _evaluate(self, step: int) -> None:
+        for problems, samples in self._conditions.evaluation:
+            whole = Call(
+                PhaseKind.EVALUATION, self.cell.id, step, problems * samples, urgency=EVALUATION_URGENCY
+            )
+            await self._hand_over(PhaseKind.EVALUATION)
+            parts = self._parts(problems, samples)
+            await _side_by_side([self._sample(replace(whole, sequences=part * samples)) for part in parts])
+            await self._grade(replace(whole, kind=PhaseKind.EVALUATION_GRADING))
+
+    def _parts(self, groups: int, rollouts_per_problem: int) -> list[int]:
+        """Groups of each part of a batch that is sampled now."""
+        parts = parts_of_batch(
+            groups, rollouts_per_problem, self._samplers.free, self._spec.pools.samplers.max_sequences
+        )
+        bounds = [groups * number // parts for number in range(parts + 1)]
+        return [end - start for start, end in pairwise(bounds)]
+
+    async def _sample(self, call: Call) -> None:
+        await self._repeating(Phase.SAMPLING, lambda: self._samplers.call(call))
+
+    async def _grade(self, call: Call) -> None:
+        await self._hand_over(call.kind)
+        await self._repeating(Phase.GRADING, lambda: self._grader.call(call))
+
+    async def _repeating(self, phase: Phase, call: Callable[[], Awaitable[float]]) -> None:
+        repeats = 0
+        while True:
+            try:
+                self.uncommitted += await call()
+                return
+            except MemberLost as error:
+                decision = decide(classify(error, phase), self.state, self._spec.failures, repeats)
+                if decision.action is not Action.REPEAT_PHASE:
+                    raise
+            await asyncio.sleep(decision.delay_seconds)
+            repeats += 1
+
+    async def _land_evaluation(self) -> None:
+        if self._evaluation is not None:
+            await self._evaluation
+            self._evaluation = None
+
+    async def _give_up_evaluation(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            evaluation.cancel()
+            await asyncio.gather(evaluation, return_exceptions=True)
+
+    async def _hand_over(self, kind: PhaseKind) -> None:
+        seconds = self._conditions.handovers.get(kind, 0.0)
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+
+async def _side_by_side(work: list[Coroutine[Any, Any, None]]) -> None:
+    if len(work) == 1:  # nearly always: a task of its own would cost time
+        await work[0]
+    else:
+        await side_by_side(work)
