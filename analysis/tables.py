@@ -99,6 +99,10 @@ class GridTables:
     deviations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By cell: what may have changed the last bits of its numbers against an undisturbed run, one phrase each (resumed with
     another number of ranks, for example). Its rows are as good as any."""
+    phases: pd.DataFrame | None = None
+    """What the members of the pools did, one row for each call that one has served: ``start`` (which start of the run),
+    ``member``, ``kind``, ``cell``, ``started_at`` (unix seconds), ``busy_seconds``, ``waited_seconds``, ``failed``, as
+    docs/scheduling.md describes them. None where the source has no such record; of several sources the first that has one."""
 
 
 def is_metric(name: str) -> bool:

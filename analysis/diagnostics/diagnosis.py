@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.diagnostics.final_scores import best_n_table, common_compute, sensitivity_table
 from analysis.diagnostics.overfitting import overfitting_onset
+from analysis.diagnostics.pools import PoolsAtWork, pools_at_work
 from analysis.diagnostics.training import (
     ProbeHistograms,
     epochs_at,
@@ -41,6 +42,8 @@ class Diagnosis:
     """Epochs of the overtaking allocation's own run at each crossing of the first frontier; only in rollouts."""
     score_noise: dict[str, float]
     """By fitted cell: as ``score_noise`` gives it, where it is known."""
+    pools: PoolsAtWork | None
+    """As ``pools_at_work`` gives it."""
 
 
 def diagnose(analysis: Analysis) -> Diagnosis:
@@ -68,6 +71,7 @@ def diagnose(analysis: Analysis) -> Diagnosis:
         histograms=pass_rate_histograms(tables.history, tables.base),
         epochs=epochs,
         score_noise={cell: value for cell, value in noise.items() if value is not None},
+        pools=pools_at_work(tables.phases),
     )
 
 

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from analysis.diagnostics.diagnosis import Diagnosis
 from analysis.figures.frontiers import frontier_figure, joint_figure
 from analysis.figures.n_star import fixed_batch_figure, n_star_figure
+from analysis.figures.pools import pools_figure
 from analysis.figures.scores import metrics_figure, sensitivity_figure
 from analysis.figures.style import inline_svg, pdf_bytes, svg_bytes
 from analysis.figures.training import histograms_figure, overfitting_figure, tokens_figure, training_figure
@@ -119,6 +120,14 @@ FIGURES = (
         "rollouts and in tokens rank allocations differently.",
         "It needs compute_tokens in the table.",
         _of_analysis(tokens_figure),
+    ),
+    FigureKind(
+        "pools",
+        "The pools at work",
+        "What each member did over a stretch in the middle of the run: a bar for each call that it served, gaps where it had "
+        "nothing to do. Where rows are full, cells fill each other's gaps. Of several sources the first with a record is shown.",
+        "It needs phases on record in a run folder.",
+        pools_figure,
     ),
 )
 """Every kind, in the report's order."""

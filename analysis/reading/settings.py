@@ -97,6 +97,7 @@ def merge(tables: Sequence[GridTables]) -> GridTables:
         deviations={
             cell: tables[i].deviations[cell] for cell, i in owner.items() if cell in tables[i].deviations
         },
+        phases=next((part.phases for part in tables if part.phases is not None), None),
     )
 
 

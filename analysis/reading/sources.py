@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from analysis.reading import tidy
 from analysis.reading.checks import BASE, usable_rows
+from analysis.reading.phases import read_phases
 from analysis.reading.raw_rows import (
     Complaints,
     frame_of_table,
@@ -226,8 +227,9 @@ def _read_run(run_dir: Path) -> tuple[str | None, GridTables]:
     if counts and not (run_dir / "base.json").exists():
         complaints[BASE].append(NO_BASE)
     spec = grid.get("resolved", {}).get("spec") if grid else None
+    phases = read_phases(run_dir, complaints)
     tables = _assemble(run_dir.resolve().name, raw, base, states, reasons, spec, set(cells), complaints)
-    return setting_of(grid), replace(tables, deviations=deviations)
+    return setting_of(grid), replace(tables, deviations=deviations, phases=phases)
 
 
 def _read_grid(path: Path, complaints: Complaints) -> dict[str, Any] | None:

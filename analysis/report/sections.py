@@ -8,6 +8,7 @@ from analysis.findings import Analysis
 from analysis.report import cell_tables as cell
 from analysis.report import result_tables as result
 from analysis.report.blocks import Block, Picture, Prose, Section, Table
+from analysis.report.pools import pools_blocks
 from analysis.report.words import UNIT_WORDS, held_out_words, view_words
 from analysis.tables import metric_label
 
@@ -80,6 +81,7 @@ def sections(analysis: Analysis, diagnosis: Diagnosis, cells: Sequence[dict[str,
                 Picture("tokens"),
             ),
         ),
+        Section("The pools at work", "pools", pools_blocks(diagnosis.pools)),
         Section(
             "Cells",
             "cells",

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,16 @@ def noisy() -> Analysis:
                 cells.append(cell.assign(zero_variance_right=0.1 * (1 + seed), entropy=0.5, epochs=1.0))
     probe = draw.binomial(8, 0.4, 32)
     base = BASE | {"train_probe_avg_at_8": probe.mean() / 8, "train_probe_right": probe.tolist()}
-    return analysed(*cells, base=base, replicates=20)
+    phases = pd.DataFrame(
+        [
+            {"start": "e000001", "member": f"{member} 0", "kind": kind, "cell": "bp16-n4-s0"}
+            | {"started_at": 10.0 * step + late, "busy_seconds": 9.0, "waited_seconds": 0.0, "failed": False}
+            for step in range(5)
+            for member, kind, late in (("sampler", "sampling", 0.0), ("learner", "learning", 9.0))
+        ]
+    )
+    tables = replace(tables_of(*cells, base=base), phases=phases)
+    return analyse(tables, FitOptions(replicates=20))
 
 
 @pytest.mark.parametrize("kind", FIGURES, ids=lambda kind: kind.key)
@@ -295,7 +305,7 @@ def test_without_a_fall_the_smallest_and_the_largest_n_are_shown() -> None:
     assert {title.splitlines()[0] for title in titles} >= {"bp16-n4-s0", "bp16-n64-s0"}
 
 
-@pytest.mark.parametrize("key", ["histograms", "training", "overfitting"])
+@pytest.mark.parametrize("key", ["histograms", "training", "overfitting", "pools"])
 def test_what_a_table_does_not_hold_is_not_drawn(key: str, pair: Analysis) -> None:
     assert drawn_or_none(key, pair) is None
 

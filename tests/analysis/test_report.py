@@ -30,6 +30,14 @@ from grids.spec import EvaluationSpec
 from tests.analysis.small_run import CELLS, set_state, write_small_run
 
 FEW = FitOptions(replicates=20)
+PHASES = pd.DataFrame(
+    [
+        {"start": "e000001", "member": member, "kind": kind, "cell": "bp16-n4-s0", "started_at": 100.0}
+        | {"busy_seconds": busy, "waited_seconds": 0.0, "failed": False}
+        for member, kind, busy in (("sampler 0", "sampling", 3.0), ("learner 0", "learning", 4.0))
+    ]
+)
+"""A record of the pools: one phase each."""
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +101,33 @@ def test_the_page_says_the_verdict_first_and_shows_every_section(report: Report)
 
 
 def test_every_kind_of_figure_has_one_place_in_the_report(report: Report) -> None:
-    diagnosis = diagnose(report.analysis)
-    blocks = [block for section in sections(report.analysis, diagnosis, []) for block in section.blocks]
+    analysis = replace(report.analysis, tables=replace(report.analysis.tables, phases=PHASES))
+    found = sections(analysis, diagnose(analysis), [])
+    blocks = [block for section in found for block in section.blocks]
     assert sorted(block.key for block in blocks if isinstance(block, Picture)) == sorted(
         k.key for k in FIGURES
     )
+
+
+def test_the_pools_have_a_section_where_the_run_has_a_record_and_nothing_else_changes(
+    run: Path, report: Report, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / "phases").mkdir()
+    lines = [json.dumps(row) for row in PHASES.drop(columns="start").to_dict("records")]
+    (folder / "phases" / "e000001-000001.jsonl").write_text("\n".join(lines))
+    tables = replace(read_run(folder), name=report.analysis.tables.name)
+    with_record = write_report(tables, folder / "report", FEW)
+    assert {*with_record.paths} - {*report.paths} == {"pools.svg", "pools.pdf"}
+    pages = [found.paths["report.html"].read_text() for found in (report, with_record)]
+    section = re.compile(r'<h2 id="pools".*?(?=<h2 id="cells")', flags=re.DOTALL)
+    assert "samplers 75%, learners 100%" in section.findall(pages[1])[0]
+    link = '<a href="#pools">The pools at work</a> '
+    assert pages[1].count(link) == 1
+    assert section.sub("", pages[1]).replace(link, "") == pages[0]
+    written = [found.paths["frontier.json"].read_bytes() for found in (report, with_record)]
+    assert written[0] == written[1]
 
 
 def test_the_budget_table_shows_bounds_that_the_json_holds_too(report: Report) -> None:
