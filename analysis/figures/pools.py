@@ -13,7 +13,7 @@ from analysis.findings import Analysis
 
 _FAILED = "failed"
 _OTHER = "other"
-_LOOKS: dict[str, tuple[str, str, str]] = {
+LOOKS: dict[str, tuple[str, str, str]] = {
     "sampling": ("#5fa3b5", "", "white"),
     "learning": ("#2b3f6b", "", "white"),
     "grading": ("#d9b44a", "", "white"),
@@ -24,7 +24,9 @@ _LOOKS: dict[str, tuple[str, str, str]] = {
     "start-up": ("#c9c9c9", "....", "#444444"),
     _OTHER: ("#ffffff", "----", "#444444"),
     _FAILED: ("#ffffff", "xxxx", LAW),
-}  # face, hatch and its colour: a pool's training phases are plain, its evaluations hatched, so that grey tells them apart
+}
+"""Face, hatch and the hatch's colour of each kind of phase: training is plain, evaluation hatched, so grey tells them apart."""
+
 _GAP = 0.002  # of the window: between bars that follow at once, and the width of the shortest bar
 _BARS_AS_LINES = 1500  # more are drawn as an image, for the size of the file
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -38,7 +40,7 @@ def pools_figure(_analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
     stretch = diagnosis.pools.stretch
     low, high = stretch.window
     unit, size = next((pair for pair in _UNITS if high - low >= _LEAST_UNITS * pair[1]), _UNITS[-1])
-    kinds = stretch.bars["kind"].where(stretch.bars["kind"].isin([*_LOOKS]), _OTHER)
+    kinds = stretch.bars["kind"].where(stretch.bars["kind"].isin([*LOOKS]), _OTHER)
     bars = stretch.bars.assign(kind=kinds.where(~stretch.bars["failed"], _FAILED))
     with canvas(height=1.3 + 0.28 * len(stretch.members)) as (figure, (axes,)):
         for place, member in enumerate(stretch.members):
@@ -50,7 +52,7 @@ def pools_figure(_analysis: Analysis, diagnosis: Diagnosis) -> Figure | None:
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"{unit}; 0 is {low / size:,.0f} {unit} after the first phase")
         present = set(bars["kind"])
-        legend_below(figure, [_handle(kind) for kind in _LOOKS if kind in present], columns=5)
+        legend_below(figure, [_handle(kind) for kind in LOOKS if kind in present], columns=5)
     return figure
 
 
@@ -71,7 +73,7 @@ def _draw_row(
 
 
 def _look(kind: str) -> dict[str, Any]:
-    face, hatch, line = _LOOKS[kind]
+    face, hatch, line = LOOKS[kind]
     return {"facecolor": face, "hatch": hatch, "edgecolor": line, "linewidth": 0}
 
 

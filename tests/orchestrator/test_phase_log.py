@@ -3,11 +3,16 @@
 import errno
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from analysis.diagnostics.pools import pools_at_work
+from analysis.figures.pools import LOOKS
+from analysis.reading.phases import read_phases
+from analysis.reading.raw_rows import Complaints
 from orchestrator.store import phase_log
 from orchestrator.store.lease import LeaseLost
 from orchestrator.store.phase_log import PhaseKind, PhaseLog, PhaseRecord, read_epochs, recent_records
@@ -55,6 +60,24 @@ def test_a_line_tells_all_in_plain_names(tmp_path: Path) -> None:
         "accelerators": 2,
         "failed": False,
     }
+
+
+def test_the_report_reads_every_kind_and_start_of_what_a_run_writes(tmp_path: Path) -> None:
+    records = [RECORD._replace(kind=kind, failed=kind is PhaseKind.COMMIT) for kind in PhaseKind]
+    written(tmp_path, records)
+    written(tmp_path, [RECORD], epoch=12)
+    complaints: Complaints = defaultdict(list)
+    phases = read_phases(tmp_path, complaints)
+    assert phases is not None
+    assert list(zip(phases["start"], phases["kind"], phases["failed"], strict=True)) == [
+        *(("e000001", str(kind), kind is PhaseKind.COMMIT) for kind in PhaseKind),
+        ("e000012", "sampling", False),
+    ]
+    assert set(phases["busy_seconds"]) == {2.5}
+    shown = pools_at_work(phases)
+    assert shown is not None
+    assert {*shown.stretch.bars["kind"]} == {str(kind) for kind in PhaseKind}
+    assert {*shown.stretch.bars["kind"]} <= {*LOOKS}
 
 
 def test_a_record_is_on_disk_soon_while_the_run_goes_on(
