@@ -59,6 +59,8 @@ class Target:
     """The command that runs it."""
     disk: Path | None
     """A small disk of its own on which the run folder lies; None where none could be mounted."""
+    killed: bool
+    """Whether an earlier strike has killed its controller, which is not started again before this one."""
     offset_file: Path
     """Where a jumping clock reads how far it has jumped."""
     random: random.Random
@@ -205,8 +207,9 @@ def _full_pauses(run_dir: Path) -> int:
 
 def _ended_controller(target: Target) -> Strike:
     """Kill the controller, unless an earlier strike has, and wait for its end."""
-    if target.running.ended():
-        return Strike("the end of the controller", lambda: True)
+    if target.killed:
+        wait_for_end(target.running)
+        return Strike("the end of the controller", target.running.ended)
     killed = _controller(target)
     wait_for_end(target.running)
     return killed

@@ -134,7 +134,10 @@ class UnderFire:
         before, struck_at = self.committed(), time.monotonic()
         made: list[Strike] = []
         for kind in kinds:
-            target = Target(self.site, self.run_dir, self.running, self._disk, self._offset_file, source)
+            killed = any(earlier in ENDS_CONTROLLER for earlier in kinds[: len(made)])
+            target = Target(
+                self.site, self.run_dir, self.running, self._disk, killed, self._offset_file, source
+            )
             try:
                 made.append(strike(kind, target))
             except (NothingToStrike, psutil.NoSuchProcess) as reason:
