@@ -128,13 +128,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--slots", type=int, default=2, help="cells in flight")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--folder", type=Path, help="for everything; a temporary one that is removed when not given"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="iso-interleaving-", dir="/tmp"))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-interleaving-", dir="/tmp"))
     try:
         figures = measure(folder, arguments.slots, arguments.repetitions)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if arguments.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(figures, indent=1) if arguments.format == "json" else as_text(figures))
     return 1 if figures["faults"] else 0
 
