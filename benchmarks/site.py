@@ -31,7 +31,7 @@ model: {{path: {model}}}
 problems: {{train: {train}, validation: {validation}}}
 grid: {{problems_per_batch: {problems_per_batch}, rollouts_per_problem: {rollouts_per_problem}, seeds: {seeds},
   compute_rollouts: {compute_rollouts}}}
-recipe: {{type: easy}}
+recipe: {{type: {recipe}}}
 optimiser: {{learning_rate: 2e-4}}
 sampling: {{temperature: 1.0, max_tokens: 8, prompt_template: "{{prompt}}="}}
 evaluation:
@@ -56,6 +56,7 @@ class GridOptions:
     train: Path = QUICKSTART / "easy_train.jsonl"
     problems_per_batch: list[int] = field(default_factory=lambda: [8])
     rollouts_per_problem: list[int] = field(default_factory=lambda: [4, 8])
+    recipe: str = "easy"
     compute_rollouts: int = 1024
     first_mark: int = 64
     seeds: list[int] = field(default_factory=lambda: [0])
