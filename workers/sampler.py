@@ -62,6 +62,8 @@ class Sampler:
         if not on_gpu:
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(pool.kv_cache_gib)))
             os.environ["OMP_NUM_THREADS"] = "1"
+            # vLLM would compile a few small functions at the first call, in seconds that they never make up for here.
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"
         import torch
         from vllm import LLM
 

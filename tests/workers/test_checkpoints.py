@@ -54,7 +54,7 @@ def ranks(
     ranks = [actor.remote(settings, rank, request.param) for rank in range(request.param)]
     host, port = ray.get(ranks[0].open_store.remote())
     ray.get([rank.join.remote(host, port) for rank in ranks])
-    ray.get([rank.begin_cell.remote("start", None) for rank in ranks])
+    ray.get([rank.begin_cell.remote(0, "start", None) for rank in ranks])
     yield ranks
     for rank in ranks:
         ray.kill(rank)
@@ -82,11 +82,11 @@ def test_a_failure_of_one_rank_is_known_to_all_and_the_group_goes_on(
     ranks: list[Any], tmp_path: Path
 ) -> None:
     ray.get(ranks[-1].limit_files.remote(LARGEST_FILE_BYTES))
-    require_full(errors_of(ranks, "save", tmp_path), errno.EFBIG, tmp_path)
+    require_full(errors_of(ranks, "save", 0, tmp_path), errno.EFBIG, tmp_path)
     ray.get(ranks[-1].limit_files.remote(resource.RLIM_INFINITY))
     whole = tmp_path / "whole"
     whole.mkdir()
-    ray.get([rank.save.remote(whole) for rank in ranks])
+    ray.get([rank.save.remote(0, whole) for rank in ranks])
     assert sum(path.stat().st_size for path in whole.iterdir()) > 2 * LARGEST_FILE_BYTES
 
 
@@ -99,7 +99,7 @@ def test_a_full_disk_is_told_as_such(ranks: list[Any], tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"mount is not permitted: {mounted.stderr.decode()}")
     try:
-        require_full(errors_of(ranks, "save", tmp_path), errno.ENOSPC, tmp_path)
+        require_full(errors_of(ranks, "save", 0, tmp_path), errno.ENOSPC, tmp_path)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -109,11 +109,11 @@ def test_other_failures_say_what_happened_and_leave_the_actors_alive(
     ranks: list[Any], tmp_path: Path
 ) -> None:
     missing = tmp_path / "missing"
-    for error in errors_of(ranks, "begin_cell", "start", missing):
+    for error in errors_of(ranks, "begin_cell", 0, "start", missing):
         assert type(error) is CheckpointFailed
         assert str(missing) in str(error) and "rank 0" in str(error)
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    for error in errors_of(ranks, "save", blocked):
+    for error in errors_of(ranks, "save", 0, blocked):
         assert type(error) is CheckpointFailed
         assert str(blocked) in str(error)
