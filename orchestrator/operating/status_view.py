@@ -19,6 +19,9 @@ from orchestrator.store.phase_log import recent_records
 from orchestrator.store.run_store import RunStore
 from orchestrator.tables import FOLDED_ROWS, Format, aligned_lines, make_console, print_rows, table
 
+JUDGED_RECORDS = 2_000
+"""Phases from which ``status`` judges: it is asked often, and must answer at once also for a large run."""
+
 
 @dataclass(frozen=True)
 class StatusView:
@@ -38,7 +41,7 @@ class StatusView:
         """
         run_store = RunStore.existing(self.run_dir)
         spec = GridSpec.model_validate(run_store.resolved["spec"])
-        outlook = Outlook(spec, recent_records(self.run_dir))
+        outlook = Outlook(spec, recent_records(self.run_dir, JUDGED_RECORDS))
         rows = status_rows(run_store, spec, outlook)
         notes = [f"{counts_line(rows)}; {holder_line(holder)}", outlook.line()]
         chosen = chosen_rows(rows, self.states, self.sort, self.descending)

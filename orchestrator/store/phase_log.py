@@ -172,12 +172,13 @@ def read_epochs(run_dir: Path) -> Iterator[list[PhaseRecord]]:
     yield from epochs.values()
 
 
-def recent_records(run_dir: Path) -> list[PhaseRecord]:
-    """The latest ``RECENT_RECORDS`` of a run, oldest first."""
+def recent_records(run_dir: Path, count: int | None = None) -> list[PhaseRecord]:
+    """The latest ``count`` of a run, ``RECENT_RECORDS`` when None, oldest first."""
+    count = RECENT_RECORDS if count is None else count
     lines: list[bytes] = []
     for path in reversed(segments(run_dir)):
-        lines = [*_lines(path)[-(RECENT_RECORDS - len(lines)) :], *lines]
-        if len(lines) >= RECENT_RECORDS:
+        lines = [*_lines(path)[-(count - len(lines)) :], *lines]
+        if len(lines) >= count:
             break
     return _records(lines)
 
