@@ -562,13 +562,15 @@ def test_a_cell_whose_learner_fails_is_tried_again_after_a_backoff_and_ends_the_
 
 def test_a_broken_group_costs_the_other_cell_that_it_held_a_preemption(make_trial: MakeTrial) -> None:
     trial = make_trial(seeds=2, slots=2)
-    failed = asyncio.Event()
+    held, failed = asyncio.Event(), asyncio.Event()
 
     async def act(call: Call) -> None:
         if (call.method, call.cell, call.step) == ("update", S0, 2) and not failed.is_set():
+            await held.wait()
             failed.set()
             raise MemberLost("learner 0 rank 0", "the test")
         if (call.method, call.cell, call.step) == ("sample", S1, 1):
+            held.set()
             await failed.wait()
 
     trial.start(StandInCluster(act))
