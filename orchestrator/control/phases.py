@@ -16,6 +16,7 @@ from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProble
 from orchestrator.failures.isolation import isolate
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.shared_pool import PoolLost, Ref
+from orchestrator.pools.supervision import all_of
 from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.phase_log import PhaseKind
@@ -155,7 +156,7 @@ class Phases:
             )
             return rollouts, tokens, seconds, rewards, failures, seconds_grading
 
-        done = await side_by_side([sample_and_grade(part) for part in self._spread(batch)])
+        done = await all_of(*(sample_and_grade(part) for part in self._spread(batch)))
         rollouts, tokens, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
         return GradedBatch(rollouts, rewards, sum(tokens), sum(failures), sum(sampling), sum(grading))
 
@@ -167,7 +168,7 @@ class Phases:
             Stopped: told to.
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
-        done = await side_by_side([self._sample_part(part, weights, work) for part in self._spread(batch)])
+        done = await all_of(*(self._sample_part(part, weights, work) for part in self._spread(batch)))
         rollouts, tokens, seconds = map(list, zip(*done, strict=True))
         return rollouts, sum(tokens), sum(seconds)
 
@@ -273,14 +274,3 @@ class Phases:
         finally:
             stop.cancel()
             work.cancel()
-
-
-async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of all, in order; the first error cancels the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

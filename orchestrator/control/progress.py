@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from grids.spec import PoolsSpec
+from orchestrator.pools.resources import engine_accelerators, group_accelerators
 
 MAXIMA = ("logprob_difference", "staleness")
 """Training metrics of which a row tells the largest value since the previous row, not the mean."""
@@ -20,9 +21,7 @@ def accelerator_seconds(pools: PoolsSpec, seconds_sampling: float, seconds_learn
     A phase of sampling holds one engine, one of learning all ranks of a group. An accelerator is a GPU, or a core in a pool
     without GPUs.
     """
-    engine = pools.samplers.gpus or pools.samplers.cpus
-    group = pools.learners.ranks * (pools.learners.gpus or pools.learners.cpus)
-    return seconds_sampling * engine + seconds_learning * group
+    return seconds_sampling * engine_accelerators(pools) + seconds_learning * group_accelerators(pools)
 
 
 RATIO_BOUNDS = (0.5, 2.0)

@@ -75,13 +75,13 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
             ],
             learner_spec.slots,
             supervision,
-            group_accelerators(spec),
+            group_accelerators(spec.pools),
         )
         for group in range(learner_spec.count)
     ]
     grader = PoolMember("grader", new_grader, supervision)
     return Pools(
-        SharedPool(samplers, supervision, engine_accelerators(spec)),
+        SharedPool(samplers, supervision, engine_accelerators(spec.pools)),
         groups,
         SharedPool([grader], supervision, accelerators=0),
     )

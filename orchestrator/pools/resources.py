@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grids.spec import GridSpec
+from grids.spec import GridSpec, PoolsSpec
 
 Resources = dict[str, float]
 """Amounts of ``CPU`` and ``GPU``."""
@@ -18,14 +18,14 @@ def needed_resources(spec: GridSpec) -> Resources:
     }
 
 
-def engine_accelerators(spec: GridSpec) -> int:
+def engine_accelerators(pools: PoolsSpec) -> int:
     """Accelerators of one engine: GPUs, or cores in a pool without GPUs."""
-    return spec.pools.samplers.gpus or spec.pools.samplers.cpus
+    return pools.samplers.gpus or pools.samplers.cpus
 
 
-def group_accelerators(spec: GridSpec) -> int:
+def group_accelerators(pools: PoolsSpec) -> int:
     """Accelerators of all ranks of one learner group."""
-    learners = spec.pools.learners
+    learners = pools.learners
     return learners.ranks * (learners.gpus or learners.cpus)
 
 

@@ -159,14 +159,15 @@ async def watch(
         raise await (dead or members)[0].lost(error) from error
 
 
-async def all_of(*work: Coroutine[Any, Any, None]) -> None:
-    """Wait for all; the first error cancels the others and is raised as it is."""
+async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Results of all, in order; the first error cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
-            for coroutine in work:
-                group.create_task(coroutine)
+            tasks = [group.create_task(coroutine) for coroutine in work]
+        return [task.result() for task in tasks]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        first = errors.exceptions[0]
+    raise first  # out here, where it keeps its own cause
 
 
 async def persistently(

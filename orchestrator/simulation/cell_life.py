@@ -10,9 +10,10 @@ from typing import Any
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
 from orchestrator.control.cell_run import commit_is_due
-from orchestrator.control.phases import EVALUATION_URGENCY, parts_of_batch, side_by_side
+from orchestrator.control.phases import EVALUATION_URGENCY, parts_of_batch
 from orchestrator.failures.decisions import Action, decide
 from orchestrator.failures.faults import MemberLost, Phase, classify
+from orchestrator.pools.supervision import all_of
 from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.simulation.members import Call, Observer, SimulatedGroup, SimulatedPool
@@ -163,4 +164,4 @@ async def _side_by_side(work: list[Coroutine[Any, Any, None]]) -> None:
     if len(work) == 1:  # nearly always: a task of its own would cost time
         await work[0]
     else:
-        await side_by_side(work)
+        await all_of(*work)

@@ -13,6 +13,7 @@ from orchestrator.failures.faults import MemberLost, classify
 from orchestrator.pools.resources import engine_accelerators, group_accelerators
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.usage import pool_sizes
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.simulation.cell_life import CellLife
 from orchestrator.simulation.conditions import Conditions
@@ -85,9 +86,9 @@ class _Simulation:
                 for number in range(count)
             ]
 
-        samplers = SimulatedPool(members("sampler", pools.samplers.count, engine_accelerators(self._spec)))
+        samplers = SimulatedPool(members("sampler", pools.samplers.count, engine_accelerators(pools)))
         grader = SimulatedPool(members("grader", 1, 0))
-        ranks = members("learner", pools.learners.count, group_accelerators(self._spec), pools.learners.ranks)
+        ranks = members("learner", pools.learners.count, group_accelerators(pools), pools.learners.ranks)
         groups = [SimulatedGroup(one) for one in ranks]
         self._news = asyncio.Event()
         for cell in self._cells:
@@ -143,9 +144,9 @@ class _Simulation:
 
     def _outcome(self, wall: float) -> Outcome:
         pools, observer = self._spec.pools, self._observer
-        counts = {"sampler": pools.samplers.count, "learner": pools.learners.count, "grader": 1}
-        accelerators = pools.samplers.count * engine_accelerators(self._spec)
-        accelerators += pools.learners.count * group_accelerators(self._spec)
+        counts = pool_sizes(self._spec)
+        accelerators = pools.samplers.count * engine_accelerators(pools)
+        accelerators += pools.learners.count * group_accelerators(pools)
         held = accelerators * wall
         busy = sum(observer.accelerator_seconds.values()) + observer.broken_off
         return Outcome(
