@@ -1,6 +1,7 @@
 """Tables that people can read and pipes can parse."""
 
 import csv
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def print_rows(
 ) -> None:
     """Print rows that share their keys: a table for people, a JSON array, or CSV with a header."""
     if format_ is Format.JSON:
-        print(json.dumps(list(rows), indent=1))
+        print("[" + ",".join("\n " + json.dumps(row) for row in rows) + "\n]")
     elif format_ is Format.CSV:
         if rows:
             writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]))
@@ -72,7 +73,9 @@ def aligned_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The same columns, one line for each row whatever the terminal's width: rich needs seconds for thousands of rows."""
     columns = []
     for name in rows[0] if rows else []:
-        texts = [name, *(_one_line(row[name]) for row in rows)]
+        # Most columns hold few values: each is written out once.
+        line = functools.lru_cache(maxsize=len(rows), typed=True)(_one_line)
+        texts = [name, *(line(row[name]) for row in rows)]
         width = max(map(len, texts))
         numeric = _is_numeric(rows, name)
         columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
@@ -80,7 +83,7 @@ def aligned_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _is_numeric(rows: Sequence[dict[str, Any]], name: str) -> bool:
-    return all(isinstance(row[name], int | float) or row[name] is None for row in rows)
+    return all(isinstance(row[name], int | float | None) for row in rows)
 
 
 def _one_line(value: Any) -> str:

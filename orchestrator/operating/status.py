@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from grids.errors import UserError
@@ -14,6 +13,7 @@ from grids.spec import GridSpec
 from orchestrator.control.selection import has_more_to_do
 from orchestrator.operating.outlook import Outlook
 from orchestrator.store.cell_state import CellState, State
+from orchestrator.store.cell_store import last_row
 from orchestrator.store.run_store import RunStore
 from orchestrator.tables import Seconds
 
@@ -34,18 +34,20 @@ def status_rows(run_store: RunStore, spec: GridSpec, outlook: Outlook, now: floa
     """
     score = f"avg_at_{spec.evaluation.samples_per_problem}"
     now = time.time() if now is None else now
+    states = run_store.states()
     rows = []
     for cell in expand(spec):
-        store = run_store.cell(cell.id)
-        state = store.read()
+        name = cell.id
+        state = states.get(name) or CellState(name)
+        history = run_store.history_path(name)
         # A cell that was never tried has no history; looking for it would cost as much as the state itself.
-        last = (store.last_row() if state.attempt else None) or {}
+        last = (last_row(history) if state.attempt else None) or {}
         step = max(state.committed_step, last.get("step", 0))
         spent, shown = state.spent_now, shown_state(state, cell)
         outlook.add(cell, shown, step)
         rows.append(
             {
-                "cell": cell.id,
+                "cell": name,
                 "state": str(shown),
                 "step": step,
                 "M": cell.update_steps,
@@ -54,7 +56,7 @@ def status_rows(run_store: RunStore, spec: GridSpec, outlook: Outlook, now: floa
                 "attempt": state.attempt,
                 "committed": state.committed_step,
                 "retries": spent.own_failures + spent.preemptions,
-                "age": _age(store.folder, state, now),
+                "age": _age(history, state, now),
                 "eta": None,
                 "reason": state.reason or "",
             }
@@ -105,9 +107,9 @@ def counts_line(rows: Sequence[Row]) -> str:
     return f"{len(rows):,} cells: {', '.join(parts)}"
 
 
-def _age(folder: Path, state: CellState, now: float) -> Seconds | None:
+def _age(history: str, state: CellState, now: float) -> Seconds | None:
     changed = state.updated_at
     if state.state is State.RUNNING:
         with suppress(FileNotFoundError):
-            changed = max(changed, os.stat(folder / "history.jsonl").st_mtime)
+            changed = max(changed, os.stat(history).st_mtime)
     return Seconds(round(max(0.0, now - changed), 1)) if changed else None

@@ -96,14 +96,12 @@ class CellState:
             fields = json.loads(data.decode())
             refuse_unknown_version(fields["version"], path)
             commit = fields["commit"]
-            present = {
-                "state": State(fields["state"]),
-                "commit": Commit(**commit) if commit else None,
-                "version": FORMAT_VERSION,
-                "spent": Spent(**fields.get("spent", {})),
-                "deviations": tuple(fields.get("deviations", ())),
-            }
-            return cls(**fields | present)
+            fields["commit"] = Commit(**commit) if commit else None
+            fields["state"] = State(fields["state"])
+            fields["version"] = FORMAT_VERSION
+            fields["spent"] = Spent(**fields.get("spent", {}))
+            fields["deviations"] = tuple(fields.get("deviations", ()))
+            return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreDamaged(
                 f"{path}: not a cell state ({error}); "

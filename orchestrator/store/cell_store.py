@@ -144,15 +144,8 @@ class CellStore:
         return rows
 
     def last_row(self) -> dict[str, Any] | None:
-        """The last complete history row, None when there is none; reads only the end of the file."""
-        path = f"{self.folder}/history.jsonl"
-        line = read_last_line(path)
-        try:
-            return json.loads(line) if line is not None else None
-        except ValueError as error:
-            raise StoreDamaged(
-                f"{path}: its last row is not JSON; remove the cell's folder to train it again"
-            ) from error
+        """As the function ``last_row``, of this cell."""
+        return last_row(f"{self.folder}/history.jsonl")
 
     # Checkpoints and commits
 
@@ -374,3 +367,17 @@ def read_state(path: str, cell: str) -> CellState:
     except FileNotFoundError:
         return CellState(cell=cell)
     return CellState.from_bytes(data, path)
+
+
+def last_row(path: str) -> dict[str, Any] | None:
+    """The last complete row of a history file, None when there is none; reads only the end of the file.
+
+    Raises StoreDamaged.
+    """
+    line = read_last_line(path)
+    try:
+        return json.loads(line) if line is not None else None
+    except ValueError as error:
+        raise StoreDamaged(
+            f"{path}: its last row is not JSON; remove the cell's folder to train it again"
+        ) from error

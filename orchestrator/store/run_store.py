@@ -129,6 +129,10 @@ class RunStore:
         folder = Path(f"{self.run_dir}/cells/{cell_id}")
         return CellStore(folder, cell_id, self._files.epoch, self._files.check, self._keep)
 
+    def history_path(self, cell_id: str) -> str:
+        """Where the history of a cell lies, whether there is one or not."""
+        return f"{self.run_dir}/cells/{cell_id}/history.jsonl"
+
     def states(self) -> dict[str, CellState]:
         """The state of every cell that has a folder, by id. Raises StoreDamaged."""
         root = f"{self.run_dir}/cells"

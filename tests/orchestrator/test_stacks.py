@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def sleeper() -> Iterator[int]:
 def test_the_function_is_named_also_of_a_stopped_process(sleeper: int) -> None:
     assert "stuck_in_a_collective" in dump(sleeper)
     os.kill(sleeper, signal.SIGSTOP)
+    # It stops when it next gets a core.
+    deadline = time.monotonic() + 30
+    while psutil.Process(sleeper).status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.01)
     text = dump(sleeper)
     assert "stuck_in_a_collective" in text
     assert "T (stopped)" in text
