@@ -19,7 +19,8 @@ import numpy as np
 
 from grids.spec import HardRecipe, ModelSpec, OptimiserSpec
 from workers import grpo
-from workers.learner import LearnerRank, LearnerSettings
+from workers.learner import LearnerRank
+from workers.learning import LearnerSettings
 from workers.rollouts import Rollouts
 
 QUICKSTART = Path(__file__).parents[1] / "grids" / "quickstart"

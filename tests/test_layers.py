@@ -76,19 +76,30 @@ def test_the_orchestrators_folders_import_only_those_before_them() -> None:
     assert not upward
 
 
+def loaded_by(modules: list[str], libraries: tuple[str, ...]) -> str:
+    """Which of these libraries a fresh interpreter holds after importing the modules."""
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in {libraries!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_grids_and_analysis_load_no_heavy_library() -> None:
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for package in ("grids", "analysis")
         for path in sorted((ROOT / package).rglob("*.py"))
     ]
-    program = (
-        "import importlib, sys\n"
-        f"for name in {modules!r}: importlib.import_module(name)\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert loaded_by(modules, HEAVY) == "[]"
+
+
+def test_a_controller_starts_without_what_only_its_actors_or_its_report_need() -> None:
+    """Seconds, which everybody would wait for who mistypes a path."""
+    late = (*(name for name in HEAVY if name != "ray"), "pandas", "scipy", "matplotlib")
+    assert loaded_by(["orchestrator.control.running"], late) == "[]"

@@ -6,7 +6,8 @@ because importing a job's main module there would run the job again.
 
 import torch
 
-from workers.weights import Weights, unpack_weights
+from workers.packing import unpack_weights
+from workers.weights import Weights
 
 
 class WeightLoading:

@@ -14,34 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from grids.spec import ModelSpec, OptimiserSpec, Recipe
 from workers import checkpoints, grpo, policy
+from workers.learning import Diverged, LearnerSettings, StaleRollouts
+from workers.packing import pack_weights
 from workers.rollouts import Rollouts
-from workers.weights import Weights, pack_weights, version_step
+from workers.weights import Weights, version_step
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=5)
 """A dead rank hangs the others in their next collective for at most so long."""
-
-
-class Diverged(RuntimeError):
-    """The loss or the gradient is not finite: a result of the cell's settings, which no retry would change."""
-
-
-class StaleRollouts(RuntimeError):
-    """Rollouts come from other weights than the learner's: the batch would not be on-policy."""
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """What stays the same for all cells that a group serves."""
-
-    model: ModelSpec
-    recipe: Recipe
-    optimiser: OptimiserSpec
-    temperature: float
-    micro_batch_tokens: int
-    threads: int
-    on_gpu: bool
 
 
 @dataclass

@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from workers.grpo import token_statistics
+from workers.packing import DTYPES
 from workers.rollouts import Rollouts
-from workers.weights import DTYPES
 
 
 def load_policy(path: str) -> torch.nn.Module:

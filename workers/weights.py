@@ -1,12 +1,8 @@
 """Weights on their way from a learner to the samplers: named arrays that travel through Ray's object store."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def weights_version(cell: str, attempt: int, step: int) -> str:
@@ -28,24 +24,6 @@ class Weights:
     dtype: str
     """``float32`` or ``bfloat16``; numpy has no bfloat16, which therefore travels as int16."""
     tensors: dict[str, np.ndarray]
-
-
-def pack_weights(version: str, dtype: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-    """Copy tensors to arrays of ``dtype``."""
-    torch_dtype = DTYPES[dtype]
-    arrays = {}
-    for name, tensor in tensors:
-        # ``contiguous().clone()`` because the optimiser goes on changing the tensor in place.
-        cast = tensor.detach().to(device="cpu", dtype=torch_dtype).contiguous().clone()
-        arrays[name] = (cast.view(torch.int16) if torch_dtype is torch.bfloat16 else cast).numpy()
-    return Weights(version, dtype, arrays)
-
-
-def unpack_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of ``weights``. Arrays from the object store are read-only, so each is copied once."""
-    for name, array in weights.tensors.items():
-        tensor = torch.from_numpy(array.copy())
-        yield name, tensor.view(torch.bfloat16) if weights.dtype == "bfloat16" else tensor
 
 
 def mismatched_tensors(sent: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> list[str]:

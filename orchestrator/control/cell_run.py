@@ -20,7 +20,7 @@ from orchestrator.pools.work import Work
 from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
-from workers.learner import Diverged
+from workers.learning import Diverged
 from workers.weights import weights_version
 
 T = TypeVar("T")

@@ -5,8 +5,6 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.reading.sources import read_run
-from analysis.report import write_report
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, load_grid
@@ -24,7 +22,6 @@ from orchestrator.pools import cluster, members
 from orchestrator.pools.resources import needed_resources, resource_faults
 from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
-from orchestrator.results.printing import print_report
 from orchestrator.scheduling.accounts import accounts
 from orchestrator.store import requests
 from orchestrator.store.cell_state import CellState, Spent
@@ -190,9 +187,7 @@ def _run_held(
         except PoolLost as error:
             console.say(f"broken off: {error}; the same command continues from each cell's last commit")
             return ExitCode.UNFINISHED
-        report = write_report(read_run(run_store.run_dir), run_store.report_dir)
-        tracker.artifacts(run_store.report_dir)
-        print_report(report, console.rich)
+        _report(run_store, tracker, console)
         code = _say_end(cells, run_store, console)
         status = "FINISHED" if code is ExitCode.ALL_FINISHED else "FAILED"
         return code
@@ -203,6 +198,18 @@ def _run_held(
         unsent = tracker.close(status, INTERRUPTED_FLUSH_SECONDS if status == "KILLED" else FLUSH_SECONDS)
         if unsent:
             console.say(f"MLflow has missed {unsent} rows; they are on disk, and the same command sends them")
+
+
+def _report(run_store: RunStore, tracker: Tracker, console: Console) -> None:
+    """Write the report of the run as it stands now, and print its table."""
+    # Seconds to load, which a run need not wait for before it starts.
+    from analysis.reading.sources import read_run
+    from analysis.report import write_report
+    from orchestrator.results.printing import print_report
+
+    report = write_report(read_run(run_store.run_dir), run_store.report_dir)
+    tracker.artifacts(run_store.report_dir)
+    print_report(report, console.rich)
 
 
 def _say_spent(run_dir: Path, console: Console) -> None:

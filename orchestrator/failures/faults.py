@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import ray.exceptions
-import torch
 
 from grids.errors import UserError
 from orchestrator.failures.ray_errors import first_line, root_cause
-from workers.learner import Diverged, StaleRollouts
+from workers.learning import Diverged, StaleRollouts
 
 
 class FaultKind(StrEnum):
@@ -122,7 +121,8 @@ def is_storage_full(error: BaseException) -> bool:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | ray.exceptions.OutOfMemoryError):
+    # torch's and Ray's errors both have this name; torch is not loaded here for it.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     # torch's CPU allocator and some CUDA libraries say it in words only.
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _NO_MEMORY_WORDS)

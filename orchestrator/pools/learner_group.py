@@ -18,7 +18,7 @@ from orchestrator.pools.supervision import PoolMember, Supervision, all_of, pers
 from orchestrator.pools.turns import Turns
 from orchestrator.pools.work import Server, Work, serve
 from orchestrator.store.phase_log import PhaseKind
-from workers.learner import Diverged
+from workers.learning import Diverged
 
 RANKS_AGREE_SECONDS = 10.0
 """How long after one rank's error the others may take to raise theirs; their collectives would hang for minutes."""

@@ -8,7 +8,6 @@ from ray.actor import ActorHandle
 
 from grids.spec import GridSpec
 from orchestrator.pools.actors.grader import GraderActor
-from orchestrator.pools.actors.learner import LearnerActor
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.learner_group import LearnerGroup
@@ -16,7 +15,7 @@ from orchestrator.pools.members import RUN_VARIABLE
 from orchestrator.pools.resources import engine_accelerators, group_accelerators
 from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of
-from workers.learner import LearnerSettings
+from workers.learning import LearnerSettings
 
 
 class Pools:
@@ -40,6 +39,9 @@ class Pools:
 
 def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) -> Pools:
     """The pools of a grid, nothing of them started yet."""
+    # Loads torch, which whoever is told of a wrong grid need not wait for.
+    from orchestrator.pools.actors.learner import LearnerActor
+
     sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners
     variables = {RUN_VARIABLE: str(supervision.run_dir)}
     sampler_class = _remote(SamplerActor, sampler_spec.cpus, sampler_spec.gpus, variables | _threads(1))

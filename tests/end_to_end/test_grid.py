@@ -6,9 +6,7 @@ Nothing of the path is replaced: the grid goes through ``isocompute submit`` to 
 import json
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,6 @@ from mlflow import MlflowClient
 
 from analysis.reading.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
-from benchmarks.comparison import without_measured
 from benchmarks.site import QUICKSTART, GridOptions, Site
 from orchestrator.tracking.mlflow_source import read_experiment
 
@@ -27,12 +24,6 @@ CELLS = {"bp8-n4-s0": 32, "bp8-n8-s0": 16}
 """Cells and their update steps M = 1024 / B."""
 MARKS = [64, 128, 256, 512, 1024]
 TRAINING_PROBLEMS = len((QUICKSTART / "easy_train.jsonl").read_text().splitlines())
-
-
-def phases(run_dir: Path) -> list[dict[str, Any]]:
-    """What the pools' members have done."""
-    files = sorted((run_dir / "phases").glob("*.jsonl"))
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
 def test_every_cell_finishes_with_a_row_at_each_mark(site: Site, undisturbed: Path) -> None:
@@ -165,30 +156,6 @@ def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> 
     assert {
         path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()
     } == before
-
-
-def test_a_finished_grid_goes_on_to_a_larger_budget_with_the_same_numbers_also_on_two_engines(
-    site: Site, undisturbed: Path
-) -> None:
-    # On two engines, over which each batch spreads, where the undisturbed grid has one.
-    one_cell = GridOptions(rollouts_per_problem=[8], samplers=2, max_sequences=16)
-    code, output = site.run(site.write_grid("grown", replace(one_cell, compute_rollouts=128))).wait()
-    assert code == 0, output
-    grown = site.write_grid("grown", replace(one_cell, compute_rollouts=256))
-    code, output = site.run(grown).wait()
-    assert code == 0, output
-    state = site.state(grown, "bp8-n8-s0")
-    assert (state["state"], state["attempt"], state["commit"]["step"]) == ("finished", 2, 4)
-    engines = {record["member"] for record in phases(site.run_dir(grown)) if record["kind"] == "sampling"}
-    assert engines == {"sampler 0", "sampler 1"}
-    rows, whole = site.history(grown, "bp8-n8-s0"), site.history(undisturbed, "bp8-n8-s0")
-    # The marks are those of every budget, so the rows are the first ones of the larger run.
-    assert [row["compute_rollouts"] for row in rows] == MARKS[:3]
-    assert [without_measured(row) for row in rows] == [without_measured(row) for row in whole[:3]]
-
-    code, output = site.run(site.write_grid("grown", replace(one_cell, compute_rollouts=128))).wait()
-    assert code == 2, output
-    assert "compute_rollouts" in output and "256" in output and "128" in output
 
 
 def test_a_grid_that_asks_for_more_than_the_cluster_is_refused_at_once(site: Site) -> None:

@@ -38,7 +38,7 @@ from orchestrator.store.phase_log import recent_records
 from orchestrator.store.run_store import RunStore
 from orchestrator.tracking.tracker import Tracker
 from tests.orchestrator.small_run import small_grid
-from workers.learner import Diverged, StaleRollouts
+from workers.learning import Diverged, StaleRollouts
 
 FIRST_VALIDATION_PROMPT = 1000
 UNSTEADY_COLUMNS = ("seconds_evaluating", "logged_at_ms")

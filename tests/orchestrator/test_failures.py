@@ -23,7 +23,7 @@ from orchestrator.failures.faults import (
 )
 from orchestrator.store.cell_state import CellState, Commit, Spent, State
 from workers.checkpoints import StorageFull
-from workers.learner import Diverged, StaleRollouts
+from workers.learning import Diverged, StaleRollouts
 
 POLICY = FailuresSpec(
     phase_repeats=2, own_failures=3, preemptions=5, backoff_seconds=2, longest_backoff_seconds=10

@@ -19,7 +19,7 @@ from orchestrator.pools.members import Member
 from orchestrator.pools.supervision import PoolMember, Supervision
 from orchestrator.pools.work import Work
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
-from workers.learner import Diverged
+from workers.learning import Diverged
 
 
 async def result(value: Any, seconds: float = 0.0) -> Any:

@@ -15,7 +15,8 @@ import ray
 from grids.spec import EasyRecipe, ModelSpec, OptimiserSpec
 from tests.tiny_models import make_model
 from workers.checkpoints import CheckpointFailed, StorageFull
-from workers.learner import LearnerRank, LearnerSettings
+from workers.learner import LearnerRank
+from workers.learning import LearnerSettings
 
 LARGEST_FILE_BYTES = 50_000
 

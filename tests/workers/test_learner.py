@@ -13,7 +13,8 @@ import ray
 from grids.spec import EasyRecipe, ModelSpec, OptimiserSpec
 from tests.tiny_models import make_model
 from workers import grpo
-from workers.learner import LearnerRank, LearnerSettings
+from workers.learner import LearnerRank
+from workers.learning import LearnerSettings
 from workers.rollouts import Rollouts
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
 from tests.tiny_models import make_model
+from workers.packing import pack_weights, unpack_weights
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import Sampler, SamplingRequest, checkpoint_shapes
-from workers.weights import Weights, mismatched_tensors, pack_weights, unpack_weights
+from workers.weights import Weights, mismatched_tensors
 
 TEMPERATURE = 0.8
 PROMPTS = ["12+34=", "5+678=", "90+12=", "3+4=", "777+1="]
