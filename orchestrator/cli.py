@@ -3,9 +3,10 @@
 import os
 import sys
 import traceback
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from orchestrator.cli_operators import FormatOption, JobAddress
 from orchestrator.cli_operators import register as register_operators
 from orchestrator.exit_codes import ExitCode
 from orchestrator.tables import Format, make_console, print_rows
+
+if TYPE_CHECKING:
+    from grids.spec import GridSpec
 
 app = typer.Typer(
     name="isocompute",
@@ -71,6 +75,13 @@ def plan(
             metavar="RUN", help="Predict time and accelerator-hours from the phases of this earlier run."
         ),
     ] = None,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="Predict them from two steps of the smallest and the largest cell, trained now on the connected cluster.",
+        ),
+    ] = False,
     format_: FormatOption = Format.TABLE,
 ) -> None:
     """Show a grid's cells, its totals, what it will take, what is missing here and, where RAY_ADDRESS is set, whether it fits."""
@@ -78,6 +89,8 @@ def plan(
     from orchestrator.operating import planning
 
     spec = load_grid(grid)
+    if canary:
+        like = _train_canary(spec, like)
     print_rows(planning.plan_rows(spec), format_)
     warnings = planning.warnings(spec)
     if os.environ.get("RAY_ADDRESS"):
@@ -98,6 +111,20 @@ def plan(
         lines.append(prediction_line(spec, like))
     lines += [f"warning: {text}" for text in warnings]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
+
+
+def _train_canary(spec: "GridSpec", like: Path | None) -> Path:
+    """Train the canary of a grid; its run folder."""
+    from orchestrator.control.running import run_canary
+
+    if like is not None:
+        raise UserError("--canary: trains the run that --like would name; give one of them")
+    folder = default_run_dir(f"{spec.name}-canary").absolute()
+    with redirect_stdout(sys.stderr):  # the plan alone goes to pipes
+        code = run_canary(spec, folder)
+    if code is not ExitCode.ALL_FINISHED:
+        raise typer.Exit(code)
+    return folder
 
 
 @app.command()

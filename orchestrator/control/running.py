@@ -11,6 +11,7 @@ from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
 from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.console import Console
+from orchestrator.control.canary import canary_cells, canary_spec
 from orchestrator.control.controller import Controller
 from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
@@ -67,8 +68,17 @@ def resume_run(
     return interruptible(lambda: _run(spec, run_dir, Selection(tuple(cells), failed), clock))
 
 
-def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> ExitCode:
-    cells = expand(spec)
+def run_canary(grid: GridSpec, run_dir: Path, clock: Clock = SYSTEM_CLOCK) -> ExitCode:
+    """Train a few steps of the grid's smallest and largest cell, in a run without a report. Errors as in ``run_grid``."""
+    cells = canary_cells(expand(grid))
+    return interruptible(lambda: _run(canary_spec(grid), run_dir, Selection(), clock, cells))
+
+
+def _run(
+    spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock, canary: list[Cell] | None = None
+) -> ExitCode:
+    """``canary``: just these cells, which are not the grid's."""
+    cells = canary or expand(spec)
     console = Console()
     data = load_data(spec)
     repeating = [cell.id for cell in cells if cell.problems_per_batch > len(data.train)]
@@ -111,7 +121,7 @@ def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> E
                 run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, recording.take
             )
             controller = Controller(spec, data, run_store, tracker, console, supervision, recording.costs)
-            code = _run_held(cells, to_do, states, controller, lease)
+            code = _run_held(cells, to_do, states, controller, lease, report=canary is None)
         if to_do and code is not ExitCode.INTERRUPTED:  # then there may be no time left
             _say_spent(run_dir, console)
         return code
@@ -163,6 +173,8 @@ def _run_held(
     states: dict[str, CellState],
     controller: Controller,
     lease: Lease,
+    *,
+    report: bool,
 ) -> ExitCode:
     run_store, tracker, console = controller.run_store, controller.tracker, controller.console
     status: RunStatus | None = "FAILED"
@@ -187,7 +199,8 @@ def _run_held(
         except PoolLost as error:
             console.say(f"broken off: {error}; the same command continues from each cell's last commit")
             return ExitCode.UNFINISHED
-        _report(run_store, tracker, console)
+        if report:
+            _report(run_store, tracker, console)
         code = _say_end(cells, run_store, console)
         status = "FINISHED" if code is ExitCode.ALL_FINISHED else "FAILED"
         return code

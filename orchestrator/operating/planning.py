@@ -11,7 +11,7 @@ from orchestrator.pools.resources import needed_resources
 
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weights and two moments in float32."""
-NO_MEASURE = "predicted: no measure yet of what phases take; --like RUN takes an earlier run's"
+NO_MEASURE = "predicted: no measure yet of what phases take; --like RUN takes an earlier run's, --canary trains a few steps"
 
 
 def plan_rows(spec: GridSpec) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ TRAINING = (PhaseKind.SAMPLING, PhaseKind.GRADING, PhaseKind.LEARNING)
 """The phases of a step, in order."""
 PRIOR_RECORDS = 0.01
 """Weight of the prior, in records of average size: it decides only what the records leave open."""
+UNSEEN_PHASE = 64.0
+"""What a phase costs beside its sequences while nothing is known, in sequences."""
 REFIT_GROWTH = 1.05
 """A fit serves until there are so many times more records."""
 
@@ -58,10 +60,11 @@ class CostModel:
     def seconds(self, kind: PhaseKind, sequences: float, tokens: float | None = None) -> float:
         """Expected seconds of a phase; with its kind's mean tokens for each sequence where ``tokens`` is None.
 
-        A kind that was never seen costs what another one of training does, and one second a sequence before there is any.
+        A kind that was never seen costs what another one of training does. Before there is any the seconds mean nothing, but of
+        two cells with as many rollouts the one with more steps takes longer.
         """
         found = self._known(kind) or next((sums for other in TRAINING if (sums := self._known(other))), None)
-        return float(sequences) if found is None else found.seconds(sequences, tokens)
+        return UNSEEN_PHASE + sequences if found is None else found.seconds(sequences, tokens)
 
     def evaluation_seconds(self, kind: PhaseKind) -> float:
         """Expected seconds of all phases of this kind, sampling or grading, in one evaluation; 0 before any was seen."""

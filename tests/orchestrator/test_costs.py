@@ -83,9 +83,11 @@ def test_a_first_call_counts_only_where_there_is_no_other() -> None:
     assert model.seconds(SAMPLING, 10) == pytest.approx(1, rel=0.01)
 
 
-def test_before_any_record_a_sequence_costs_a_second_and_an_evaluation_nothing() -> None:
+def test_before_any_record_sequences_cost_and_phases_too_but_evaluations_nothing() -> None:
     model = CostModel()
-    assert [model.seconds(kind, 12) for kind in (SAMPLING, LEARNING)] == [12, 12]
+    assert model.seconds(SAMPLING, 12) == model.seconds(LEARNING, 12) > 12
+    # As many rollouts in more steps take longer.
+    assert 4 * model.seconds(SAMPLING, 8) > model.seconds(SAMPLING, 32)
     assert model.evaluation_seconds(EVALUATION) == 0
     assert model.stretch == 1
 

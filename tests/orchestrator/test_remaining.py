@@ -109,6 +109,16 @@ def test_the_order_changes_when_the_model_learns() -> None:
         assert waiting.pop() is first
 
 
+def test_before_anything_is_known_the_cell_of_most_steps_comes_first() -> None:
+    spec = trial_grid(steps=8)
+    small = expand(spec)[0]
+    large = replace(small, rollouts_per_problem=16, update_steps=small.update_steps // 4)
+    waiting = WaitingCells([large, small], RemainingWork(spec, CostModel()))
+    waiting.add(large, 0)
+    waiting.add(small, 0)
+    assert waiting.pop() is small
+
+
 def test_a_cell_that_is_taken_out_or_added_anew_waits_once() -> None:
     waiting, cells = make_waiting(trial_grid(seeds=3), CostModel())
     for cell in cells:
