@@ -112,9 +112,49 @@ def test_of_two_launchers_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         second._claim()
 
 
-def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(tmp_path: Path) -> None:
+LAUNCHER = """
+    import sys, time
+    from pathlib import Path
+    from orchestrator.services.local import LocalServices
+    dashboard_port, mlflow_port = map(int, sys.argv[2:])
+    services = LocalServices(Path(sys.argv[1]), dashboard_port=dashboard_port, mlflow_port=mlflow_port)
+    services.start(["ray"])
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def leave_orphans(services: LocalServices) -> tuple[list[psutil.Process], Path]:
+    """A Ray head whose launcher was killed: its processes, and its temporary folder."""
+    ports = [str(services.dashboard_port), str(services.mlflow_port)]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(services.state_dir), *ports],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "ready\n"
+    left = recorded(services.state_dir)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    time.sleep(0.5)
+    orphans = [psutil.Process(one["pid"]) for one in left["services"].values()]
+    orphans += [child for orphan in orphans for child in orphan.children(recursive=True)]
+    assert all(orphan.is_running() for orphan in orphans)
+    return orphans, Path(left["ray_temp_dir"])
+
+
+@pytest.mark.engine
+def test_services_end_what_a_killed_launcher_left_answer_on_loopback_with_the_token_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
     services = services_in(tmp_path)
+    orphans, left_dir = leave_orphans(services)
     with services:
+        assert [orphan for orphan in orphans if orphan.is_running()] == []
+        assert not processes_naming(str(left_dir)) and not left_dir.exists()
+
         record = recorded(tmp_path)
         temp_dir = Path(record["ray_temp_dir"])
         roots = [psutil.Process(one["pid"]) for one in record["services"].values()]
@@ -155,44 +195,3 @@ def test_services_answer_only_on_loopback_only_with_the_token_and_leave_nothing(
     assert not temp_dir.exists()
     assert (tmp_path / "ray-logs").is_dir()
     assert not (tmp_path / "services.json").exists()
-
-
-@pytest.mark.engine
-def test_what_a_killed_launcher_left_is_stopped_by_the_next_start(tmp_path: Path) -> None:
-    program = """
-        import sys, time
-        from pathlib import Path
-        from orchestrator.services.local import LocalServices
-        dashboard_port, mlflow_port = map(int, sys.argv[2:])
-        services = LocalServices(Path(sys.argv[1]), dashboard_port=dashboard_port, mlflow_port=mlflow_port)
-        services.start(["ray"])
-        print("ready", flush=True)
-        time.sleep(600)
-    """
-    services = services_in(tmp_path)
-    ports = [str(services.dashboard_port), str(services.mlflow_port)]
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), *ports],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "ready\n"
-    left = recorded(tmp_path)
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    time.sleep(0.5)
-    orphans = [psutil.Process(one["pid"]) for one in left["services"].values()]
-    orphans += [child for orphan in orphans for child in orphan.children(recursive=True)]
-    assert all(orphan.is_running() for orphan in orphans)
-
-    services.start(["mlflow"])
-    try:
-        assert [orphan for orphan in orphans if orphan.is_running()] == []
-        assert not processes_naming(left["ray_temp_dir"])
-        assert not Path(left["ray_temp_dir"]).exists()
-        assert requests.get(f"{services.mlflow_uri}/health", timeout=10).ok
-    finally:
-        services.stop()
-    assert not processes_naming(str(tmp_path))

@@ -30,11 +30,17 @@ from workers.weights import Weights
 WORK = Work(PhaseKind.SAMPLING, "cell")
 
 
-class DeafSampler(SamplerActor):
-    """An engine that takes every weight but one: the fault that tied embeddings had."""
+class DeafenedSampler(SamplerActor):
+    """An engine that can be told to take every weight but one: the fault that tied embeddings had."""
+
+    deaf = False
+
+    def deafen(self) -> None:
+        self.deaf = True
+        self._version = "none"  # so that it is sent the next weights, whatever they are called
 
     def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, tuple[int, float]]:
-        if weights is not None:
+        if self.deaf and weights is not None:
             stale = "model.embed_tokens.weight"
             if not hasattr(self, "_first"):
                 self._first = weights.tensors[stale].copy()
@@ -66,16 +72,14 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
     said: list[str] = []
     shared = supervision(tmp_path, said)
 
-    def new_deaf() -> ray.actor.ActorHandle:
-        deaf = ray.remote(concurrency_groups={WATCH_GROUP: 1})(DeafSampler).options(num_cpus=0)
-        return deaf.remote(spec.model, spec.sampling, spec.pools.samplers, 12)
+    def new_sampler() -> ray.actor.ActorHandle:
+        sampler = ray.remote(concurrency_groups={WATCH_GROUP: 1})(DeafenedSampler).options(num_cpus=0)
+        return sampler.remote(spec.model, spec.sampling, spec.pools.samplers, 12)
 
     async def refused(pools: Pools) -> str:
-        deaf = SharedPool([PoolMember("sampler 0", new_deaf, shared)], shared, 1)
-        await deaf.start()
+        await pools.samplers.members[0].handle.deafen.remote()
         with pytest.raises(Disagreement) as caught:
-            await prove_agreement(Pools(deaf, pools.learners, pools.grader), prompts, spec)
-        await deaf.members[0].end()
+            await prove_agreement(pools, prompts, spec)
         return str(caught.value)
 
     async def replaced(pools: Pools) -> None:
@@ -110,7 +114,9 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
         await slot.begin_cell("cell", 0, "cell/step-0", None)
 
     async def try_all() -> tuple[float, str]:
-        pools = make_pools(spec, 12, shared)
+        made = make_pools(spec, 12, shared)
+        samplers = SharedPool([PoolMember("sampler 0", new_sampler, shared)], shared, 1)
+        pools = Pools(samplers, made.learners, made.grader)
         await pools.start()
         difference = await prove_agreement(pools, prompts, spec)
         message = await refused(pools)
@@ -122,8 +128,8 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
     difference, message = asyncio.run(try_all())
     assert 0 < difference < 1e-3
     assert "sampler and learner differ by" in message and "0.001" in message
-    # Sampler twice, the deaf one, learner twice, grader: each was recorded before it served.
-    assert len((tmp_path / "members" / "e000001.jsonl").read_text().splitlines()) == 6
+    # Sampler twice, learner twice, grader: each was recorded before it served.
+    assert len((tmp_path / "members" / "e000001.jsonl").read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize("difference", [0.002, float("nan")])
