@@ -1,5 +1,6 @@
 """Sampling with vLLM: one engine in one process, strictly from the weights it was given."""
 
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,9 +65,12 @@ class Sampler:
             os.environ["OMP_NUM_THREADS"] = "1"
             # vLLM would compile a few small functions at the first call, in seconds that they never make up for here.
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        # These imports make millions of objects that all stay: looking for garbage among them takes seconds.
+        gc.disable()
         import torch
         from vllm import LLM
 
+        gc.enable()
         if not on_gpu:
             torch.set_num_threads(1)
         longest = longest_prompt + sampling.max_tokens
