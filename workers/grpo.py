@@ -165,15 +165,43 @@ def grpo_loss(
     return loss
 
 
-def plan_micro_batches(lengths: np.ndarray, ranks: int, token_budget: int) -> list[list[np.ndarray]]:
-    """Which sequences each rank takes in each micro-batch.
+def share_prompts(
+    responses: np.ndarray,
+    prompt_lengths: np.ndarray,
+    lengths: np.ndarray,
+    rollouts_per_problem: int,
+    longest: int,
+) -> list[np.ndarray]:
+    """Rows of responses to one prompt each: its next ones as long as prompt and responses have at most ``longest`` tokens.
 
-    Sequences are sorted by length, dealt to the ranks in turn, and packed so that a micro-batch padded to its longest
-    sequence holds at most ``token_budget`` tokens. Every rank gets the same number of micro-batches,
+    Args:
+        responses: numbers of the responses, ascending.
+        prompt_lengths: [G].
+        lengths: [R] of all responses.
+        rollouts_per_problem: n; response i answers problem i // n.
+        longest: tokens; a response that does not fit beside another one has a row of its own, however long.
+    """
+    rows: list[list[int]] = []
+    problem, room = -1, 0
+    for response in responses.tolist():
+        if response // rollouts_per_problem != problem or lengths[response] > room:
+            problem = response // rollouts_per_problem
+            room = longest - int(prompt_lengths[problem])
+            rows.append([])
+        rows[-1].append(response)
+        room -= int(lengths[response])
+    return [np.asarray(row, dtype=np.int64) for row in rows]
+
+
+def plan_micro_batches(lengths: np.ndarray, ranks: int, token_budget: int) -> list[list[np.ndarray]]:
+    """Which rows each rank takes in each micro-batch.
+
+    Rows are sorted by length, dealt to the ranks in turn, and packed so that a micro-batch padded to its longest
+    row holds at most ``token_budget`` tokens. Every rank gets the same number of micro-batches,
     since all take part in each collective; missing ones are empty.
 
     Args:
-        lengths: [R] prompt and response together.
+        lengths: of each row, prompt and responses together.
 
     Returns:
         ``ranks`` lists of equal length of index arrays; every index stands exactly once.
@@ -188,7 +216,7 @@ def plan_micro_batches(lengths: np.ndarray, ranks: int, token_budget: int) -> li
 def _pack(ascending: np.ndarray, lengths: np.ndarray, token_budget: int) -> list[np.ndarray]:
     batches: list[list[int]] = []
     for index in ascending:
-        # Ascending order: this sequence is the longest so far, so it sets the padded length.
+        # Ascending order: this row is the longest so far, so it sets the padded length.
         if batches and (len(batches[-1]) + 1) * lengths[index] <= token_budget:
             batches[-1].append(index)
         else:

@@ -89,6 +89,7 @@ class LearnerRank:
         mesh = init_device_mesh(self._device.type, (self._ranks,))
         self._model = self._load_sharded(mesh)
         self._base_model = self._load_sharded(mesh) if settings.recipe.kl_coefficient else None
+        self._shared_row_tokens = min(policy.shared_row_tokens(self._model), settings.micro_batch_tokens)
         self._base_shards = [local_shard(p).to("cpu", copy=True) for p in self._model.parameters()]
         self._slots: dict[int, _Slot] = {}
         self._present: _Slot | None = None
@@ -206,11 +207,14 @@ class LearnerRank:
         )
         if not computed.any():
             computed[:n] = True  # with weights of zero: something must show that sampler and learner agree
-        prompt_lengths = np.repeat([len(prompt) for prompt in rollouts.prompts], n)
-        responses = np.flatnonzero(computed)
-        plan = grpo.plan_micro_batches(
-            (prompt_lengths + rollouts.lengths)[responses], self._ranks, self._settings.micro_batch_tokens
-        )[self._rank]
+        prompt_lengths = np.asarray([len(prompt) for prompt in rollouts.prompts])
+        rows = grpo.share_prompts(
+            np.flatnonzero(computed), prompt_lengths, rollouts.lengths, n, self._shared_row_tokens
+        )
+        row_lengths = np.asarray([prompt_lengths[row[0] // n] + rollouts.lengths[row].sum() for row in rows])
+        plan = grpo.plan_micro_batches(row_lengths, self._ranks, self._settings.micro_batch_tokens)[
+            self._rank
+        ]
         self._model.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         largest = 0.0
@@ -224,7 +228,7 @@ class LearnerRank:
                 (self._model(input_ids=token).logits.sum() * 0.0).backward()
                 self.beats += 1
                 continue
-            batch = policy.ResponseBatch(rollouts, responses[chosen], self._device)
+            batch = policy.ResponseBatch(rollouts, [rows[row] for row in chosen], self._device)
             terms = self._terms(batch, rollouts, advantages, weights)
             loss = grpo.grpo_loss(
                 terms,
@@ -323,7 +327,7 @@ class LearnerRank:
         self._bring(slot)
         result = np.zeros(len(rollouts.tokens), dtype=np.float32)
         for index in range(len(rollouts.lengths)):
-            batch = policy.ResponseBatch(rollouts, np.asarray([index]), self._device)
+            batch = policy.ResponseBatch(rollouts, [np.asarray([index])], self._device)
             with torch.no_grad():
                 values, _ = policy.response_statistics(self._model, batch, self._settings.temperature)
             result[batch.token_index] = values.cpu().numpy()

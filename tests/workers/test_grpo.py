@@ -1,5 +1,7 @@
 """The mathematics of GRPO against values worked out by hand or by finite differences."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from workers.grpo import (
     grpo_loss,
     k3,
     plan_micro_batches,
+    share_prompts,
     token_statistics,
     token_weights,
 )
@@ -192,3 +195,24 @@ def test_micro_batches_hold_every_sequence_once_and_keep_the_budget(ranks: int, 
 def test_a_rank_without_sequences_takes_part_with_empty_micro_batches() -> None:
     plans = plan_micro_batches(np.array([4]), ranks=2, token_budget=100)
     assert [[len(batch) for batch in plan] for plan in plans] == [[1], [0]]
+
+
+@pytest.mark.parametrize("longest", [0, 9, 20, 10**6])
+def test_each_response_stands_in_one_row_beside_others_of_its_problem_as_far_as_they_fit(
+    longest: int,
+) -> None:
+    rng = np.random.default_rng(longest)
+    n, prompt_lengths, lengths = 6, rng.integers(2, 6, size=10), rng.integers(1, 8, size=60)
+    responses = np.flatnonzero(rng.random(60) < 0.7)
+    rows = share_prompts(responses, prompt_lengths, lengths, n, longest)
+    np.testing.assert_array_equal(np.concatenate(rows), responses)
+
+    def tokens(row: np.ndarray) -> int:
+        return int(prompt_lengths[row[0] // n] + lengths[row].sum())
+
+    for row in rows:
+        assert len(set(row // n)) == 1
+        assert len(row) == 1 or tokens(row) <= longest
+    for row, following in itertools.pairwise(rows):
+        if row[0] // n == following[0] // n:
+            assert tokens(row) + lengths[following[0]] > longest

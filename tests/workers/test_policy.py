@@ -12,7 +12,10 @@ from workers.rollouts import Rollouts
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_statistics_of_a_padded_batch_are_those_of_each_sequence_alone(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize("rows", [[[0], [1], [3]], [[0, 1], [3]], [[0, 1], [2, 3]], [[3], [1, 0]]])
+def test_statistics_of_a_batch_are_those_of_each_sequence_alone_also_where_responses_share_a_prompt(
+    tmp_path: Path, tied: bool, rows: list[list[int]]
+) -> None:
     model = policy.load_policy(str(make_model(tmp_path, tied=tied)))
     prompts = [np.array([3, 4, 5], dtype=np.int32), np.array([6, 7, 8, 9, 10, 11], dtype=np.int32)]
     lengths = np.array([2, 5, 1, 4])
@@ -20,8 +23,11 @@ def test_statistics_of_a_padded_batch_are_those_of_each_sequence_alone(tmp_path:
     rollouts = Rollouts(
         2, prompts, tokens, np.zeros(12, np.float32), lengths, np.zeros(4, bool), [""] * 4, "v"
     )
-    chosen = np.array([0, 1, 3])
-    batch = policy.ResponseBatch(rollouts, chosen, torch.device("cpu"))
+    chosen = [response for row in rows for response in row]
+    batch = policy.ResponseBatch(rollouts, [np.array(row) for row in rows], torch.device("cpu"))
+    expected_index = [np.arange(rollouts.offsets[i], rollouts.offsets[i + 1]) for i in chosen]
+    np.testing.assert_array_equal(batch.token_index, np.concatenate(expected_index))
+    np.testing.assert_array_equal(batch.response_index, np.repeat(chosen, lengths[chosen]))
     with torch.no_grad():
         logprobs, entropies = policy.response_statistics(model, batch, temperature=0.7)
     expected_logprobs, expected_entropies = [], []
@@ -37,3 +43,17 @@ def test_statistics_of_a_padded_batch_are_those_of_each_sequence_alone(tmp_path:
             expected_entropies.append(-(probabilities * np.log(probabilities)).sum())
     np.testing.assert_allclose(logprobs.numpy(), expected_logprobs, atol=1e-5)
     np.testing.assert_allclose(entropies.numpy(), expected_entropies, atol=1e-5)
+
+
+def test_rows_are_shared_up_to_the_models_width_and_not_where_attention_looks_over_a_window(
+    tmp_path: Path,
+) -> None:
+    model = policy.load_policy(str(make_model(tmp_path, tied=True)))
+    assert policy.shared_row_tokens(model) == model.config.hidden_size
+    model.config.hidden_size = 10**6
+    assert policy.shared_row_tokens(model) == policy.LONGEST_SHARED_ROW
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert policy.shared_row_tokens(model) == 0
+    model.config.layer_types = None
+    model.config.sliding_window = 4096
+    assert policy.shared_row_tokens(model) == 0
