@@ -4,9 +4,9 @@
 
 Both sides train the same cells (seeds) of the quickstart's model with the same loss, learning rate and reward (exact match) on
 the same two cores: TRL one cell after the other in one warm process (or in several at once: ``--trl-processes``), in the fastest
-of the variants that are tried first; ours as one Ray job with one engine and one learner group, from the first cell's start to the
-last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores / core-seconds of a
-rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
+of the variants that are tried first; ours as one Ray job with engines and a learner group of one thread each, from the first
+cell's start to the last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores /
+core-seconds of a rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
 
 TRL's vLLM runs in its process (its server takes weights by NCCL only) and in bfloat16, which vLLM makes of float32 models and TRL
 has no option for; its importance weights are capped as ours. TRL's other two paths need none: they sample from the model itself.
@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ from benchmarks.trl_runs import TrlFailed, TrlRate, Variant, environment_python,
 from grids.errors import UserError
 from grids.spec import GridSpec
 
+GENERATIONS = ("generate", "continuous", "vllm")
+"""TRL's ways of sampling that run on CPU; see ``Variant``."""
 TRIED_STEPS = 6
 """Timed steps of each variant that is tried."""
 TRIED_SECONDS = 120.0
@@ -77,13 +79,19 @@ def grid(options: argparse.Namespace, name: str, train: Path, validation: Path, 
                 "kept_rollouts": 0,
                 "train_probe": {"problems": 0},
             },
-            "pools": {"samplers": {"max_sequences": 512}, "learners": {"slots": options.slots}},
+            "pools": {
+                "samplers": {"count": options.samplers, "max_sequences": 512},
+                "learners": {"slots": options.slots},
+            },
         }
     )
 
 
 def fastest_variant(
-    run: Callable[[Variant], TrlRate], batch: int, processes: int
+    run: Callable[[Variant], TrlRate],
+    batch: int,
+    processes: int,
+    generations: Sequence[str] = GENERATIONS,
 ) -> tuple[Variant, dict[str, float | str]]:
     """The fastest way of running TRL, and what each gave: first paths and threads, then micro-batches with the best of those.
 
@@ -91,6 +99,7 @@ def fastest_variant(
         run: measures a variant.
         batch: B, in rollouts.
         processes: of every variant; they share the cores.
+        generations: the paths that are tried.
 
     Raises:
         UserError: none runs.
@@ -106,7 +115,7 @@ def fastest_variant(
         except TrlFailed as error:
             tries[str(variant)] = str(error)
 
-    for generation in ("generate", "continuous", "vllm"):
+    for generation in generations:
         for threads in range(1, CORES // processes + 1):
             attempt(Variant(generation, threads, processes=processes))
     if not rates:
@@ -135,7 +144,9 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
         {**settings, "steps": TRIED_STEPS, "seeds": list(range(options.trl_processes))},
         timeout=TRIED_SECONDS,
     )
-    chosen, tries = fastest_variant(try_one, options.n * options.problems, options.trl_processes)
+    chosen, tries = fastest_variant(
+        try_one, options.n * options.problems, options.trl_processes, options.generation
+    )
     repetitions = []
     for number in range(1, options.repetitions + 1):
         try:
@@ -154,7 +165,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
         print(f"repetition {number}: {_rates(repetitions[-1])}", file=sys.stderr, flush=True)
     shown = {
         name: getattr(options, name)
-        for name in ("set", "n", "problems", "cells", "steps", "slots", "kl", "trl_processes")
+        for name in ("set", "n", "problems", "cells", "steps", "samplers", "slots", "kl", "trl_processes")
     }
     return Result(shown, tries, str(chosen), repetitions)
 
@@ -186,7 +197,8 @@ def main() -> None:
     )
     parser.add_argument("--cells", type=_count, default=4, help="cells (seeds)")
     parser.add_argument("--steps", type=_count, default=24, help="update steps of each cell")
-    parser.add_argument("--slots", type=_count, default=2, help="cells in flight on our side")
+    parser.add_argument("--samplers", type=_count, default=2, help="engines on our side, of one thread each")
+    parser.add_argument("--slots", type=_count, default=3, help="cells in flight on our side")
     parser.add_argument(
         "--kl",
         type=float,
@@ -199,6 +211,13 @@ def main() -> None:
         default=1,
         choices=range(1, CORES + 1),
         help="cells that TRL trains at once, each in a process and with cores of its own",
+    )
+    parser.add_argument(
+        "--generation",
+        nargs="+",
+        choices=GENERATIONS,
+        default=GENERATIONS,
+        help="TRL's generation paths to try; those that have been found slow need not be tried again",
     )
     parser.add_argument("--repetitions", type=_count, default=3)
     parser.add_argument(

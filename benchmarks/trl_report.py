@@ -26,11 +26,6 @@ class Repetition:
         """Rollouts per second of ``CORES`` that are never idle."""
         return CORES / self.alone.core_seconds_per_rollout
 
-    @property
-    def longer_phase(self) -> float:
-        """Rollouts per second of the slower of one engine and one learner group, were it never idle."""
-        return self.alone.batch_rollouts / max(self.alone.sampling_seconds, self.alone.learning_seconds)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -66,10 +61,9 @@ def to_text(result: Result) -> str:
     """A table for people."""
     shown, runs = result.options, result.repetitions
     lines = [
-        "{set} set, n = {n}, B_p = {problems}: {cells} cells of {steps} steps, KL {kl:g}, {slots} cells in flight,".format(
-            **shown
-        )
-        + f" {runs[0].ours.rollouts:,} rollouts on each side, {CORES} cores",
+        "{set} set, n = {n}, B_p = {problems}: {cells} cells of {steps} steps, KL {kl:g}, ".format(**shown)
+        + "{samplers} engines and {slots} cells in flight, ".format(**shown)
+        + f"{runs[0].ours.rollouts:,} rollouts on each side, {CORES} cores",
         "",
         f"TRL {runs[0].trl.version}, variants tried     rollouts/s",
         *(
@@ -100,12 +94,10 @@ def to_text(result: Result) -> str:
         lines.append(
             f"  {title:<31}" + "".join(f"{cells.get(side, '-'):>8}" for side in ("trl", "ours", "alone"))
         )
-    bound = result.middle(lambda one: one.longer_phase)
     return "\n".join(
         [
             *lines,
             "",
-            f"one engine and one learner group, a core each: at most {bound:.0f} rollouts/s, the longer phase alone",
             f"ratio: {result.ours / result.trl:.2f} times TRL's rollouts per second, "
             f"{result.ours / result.ceiling:.0%} of the ceiling",
         ]
@@ -122,7 +114,6 @@ def to_json(result: Result) -> str:
         asdict(result)
         | {
             "median_rollouts_per_second": {"trl": result.trl, "ours": result.ours, "ceiling": result.ceiling},
-            "longer_phase_rollouts_per_second": result.middle(lambda one: one.longer_phase),
             "ratio": result.ours / result.trl,
             "share_of_ceiling": result.ours / result.ceiling,
         },

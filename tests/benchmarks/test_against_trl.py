@@ -33,12 +33,11 @@ OURS = GridRate(
     response_tokens=6.0,
     zero_variance=0.01,
 )
-"""Alone 0.2 s + 0.3 s on one core each for 512 rollouts: two cores that are never idle make 2 * 512 / 0.5 = 2,048 a second,
-and a learner that is never idle 512 / 0.3 = 1,707."""
+"""Alone 0.2 s + 0.3 s on one core each for 512 rollouts: two cores that are never idle make 2 * 512 / 0.5 = 2,048 a second."""
 
 
 def test_both_sides_train_the_same_cells_and_ours_is_evaluated_at_the_end_alone(tmp_path: Path) -> None:
-    options = argparse.Namespace(n=16, problems=32, steps=5, slots=3, kl=0.001)
+    options = argparse.Namespace(n=16, problems=32, steps=5, samplers=2, slots=3, kl=0.001)
     spec = grid(options, "both", write_problems("easy", tmp_path), tmp_path / "validation.jsonl", cells=2)
     as_written = parse_grid(json.dumps(dump_grid(spec)), tmp_path / "both.yaml")
     assert as_written == spec
@@ -118,7 +117,8 @@ def test_trl_that_does_not_run_at_all_is_one_line() -> None:
 def test_ratio_and_ceiling_are_those_of_the_medians() -> None:
     slow = replace(TRL, seconds=160.0)
     runs = [Repetition(trl, OURS, OURS) for trl in (TRL, slow, TRL)]
-    options = {"set": "easy", "n": 16, "problems": 32, "cells": 4, "steps": 20, "slots": 2, "kl": 0.0}
+    options = {"set": "easy", "n": 16, "problems": 32, "cells": 4, "steps": 20, "samplers": 2}
+    options |= {"slots": 2, "kl": 0.0}
     result = Result(
         options, {"generate, 1 thread, whole batch": 500.0}, "generate, 1 thread, whole batch", runs
     )
@@ -126,7 +126,6 @@ def test_ratio_and_ceiling_are_those_of_the_medians() -> None:
     ratio = "ratio: 2.00 times TRL's rollouts per second, 49% of the ceiling"
     text = to_text(result)
     assert text.splitlines()[-1] == ratio
-    assert "at most 1707 rollouts/s" in text
     content = json.loads(to_json(result))
     assert content["median_rollouts_per_second"] == {"trl": 500.0, "ours": 1000.0, "ceiling": 2048.0}
     assert content["ratio"] == 2.0
