@@ -5,12 +5,16 @@
 Real Ray, vLLM, FSDP and MLflow; runs of both kinds take turns. Wall-clock runs from the start of the first attempt to the end of
 the last; starting the pools is left out. The sums of both phases are taken from the run with one cell in flight, where each phase
 runs alone. Ends with exit code 1 when a result differs by a bit, or when any rollout was stale.
+
+The cores of a machine share caches, memory and often more. What two processes that have nothing to do with each other lose side
+by side is measured too: it lengthens both sums, whatever the schedule is.
 """
 
 import argparse
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
@@ -25,14 +29,26 @@ OPTIONS = GridOptions(
     problems_per_batch=[32],
     rollouts_per_problem=[16],
     seeds=[0, 1, 2, 3, 4, 5],
-    recipe="hard",
+    recipe="easy",
     compute_rollouts=32 * 16 * 16,
     first_mark=32 * 16 * 16,
     max_sequences=512,
     commit_steps=1000,
     stall_seconds=120.0,
 )
-"""Six cells of 16 steps of 512 rollouts, evaluated at their ends. Without KL and entropy both phases take similar time here."""
+"""Six cells of 16 steps of 512 rollouts, evaluated at their ends. With KL and entropy both phases take similar time here."""
+
+
+BUSY = """
+import time, torch
+torch.set_num_threads(1)
+left, right = torch.randn(4096, 96), torch.randn(96, 288)
+for _ in range(200): left @ right
+started = time.perf_counter()
+for _ in range(2000): left @ right
+print(time.perf_counter() - started)
+"""
+"""Products of matrices of the shipped model's sizes, for some seconds."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +88,27 @@ def stale_rows(run_dir: Path) -> list[str]:
     ]
 
 
+def stretch_side_by_side(processes: int = 2) -> float:
+    """How many times as long a process takes beside others like it, a core for each, as alone."""
+
+    def seconds(count: int) -> float:
+        command = [sys.executable, "-c", BUSY]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        return statistics.fmean(float(process.communicate()[0]) for process in running)
+
+    return seconds(processes) / seconds(1)
+
+
 def measure(folder: Path, slots: int, repetitions: int) -> dict[str, Any]:
     """All figures; runs with one cell in flight and with ``slots`` take turns."""
+    stretches: list[float] = []
     alone: list[Timing] = []
     together: list[Timing] = []
     faults: list[str] = []
     reference: Path | None = None
     with Site(folder) as site:
         for repetition in range(repetitions):
+            stretches.append(stretch_side_by_side())
             for in_flight, timings in ((1, alone), (slots, together)):
                 name = f"flight{in_flight}-{repetition}"
                 print(f"{name} of {repetitions} repetitions", file=sys.stderr, flush=True)
@@ -101,6 +130,7 @@ def measure(folder: Path, slots: int, repetitions: int) -> dict[str, Any]:
         "cells_in_flight": slots,
         "ratio": ratio,
         "wall_over_longer_sum": over_bound,
+        "stretch_side_by_side": statistics.median(stretches),
         "alone": [asdict(one) for one in alone],
         "together": [asdict(many) for many in together],
         "faults": faults,
@@ -118,6 +148,7 @@ def as_text(figures: dict[str, Any]) -> str:
     lines += [
         f"{figures['cells_in_flight']} cells in flight are {figures['ratio']:.2f} times as fast as one (median)",
         f"wall-clock over max(sum of sampling, sum of learning), each alone: {figures['wall_over_longer_sum']:.2f} (median)",
+        f"two processes that only multiply, side by side: {figures['stretch_side_by_side']:.2f} times as long as one (median)",
         f"differences and stale batches: {len(figures['faults'])}",
         *(f"  {fault}" for fault in figures["faults"]),
     ]

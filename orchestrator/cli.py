@@ -93,7 +93,7 @@ def plan(
         like = _train_canary(spec, like)
     print_rows(planning.plan_rows(spec), format_)
     warnings = planning.warnings(spec)
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS") and not canary:  # for which the grid has been found to fit
         from orchestrator.pools import cluster
         from orchestrator.pools.resources import resource_faults
 

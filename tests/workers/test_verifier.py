@@ -209,10 +209,11 @@ class TestHostileAnswers:
 
 class TestWorkers:
     def test_a_worker_killed_in_the_middle_is_counted_and_replaced(self) -> None:
-        verifier = Verifier("math", time_limit_seconds=0.5)
+        # Its own limit is far enough away that the signal comes first.
+        verifier = Verifier("math", time_limit_seconds=2.0)
         rewards(verifier, (r"\boxed{1/2}", "1/2"))
         (pid,) = worker_pids()
-        timer = threading.Timer(1.0, os.kill, (pid, signal.SIGKILL))
+        timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
         timer.start()
         grades = verifier.grade([TOWER], ["5"])
         assert (grades.rewards.tolist(), grades.failures) == ([0], 1)
