@@ -18,7 +18,16 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-LONGEST_FIRST = ("end_to_end/", "test_tracking", "test_local", "test_pools", "test_learner", "test_report")
+LONGEST_FIRST = (
+    "end_to_end/",
+    "test_tracking",
+    "test_local",
+    "test_pools",
+    "test_quickstart",
+    "test_learner",
+    "test_sampler",
+    "test_report",
+)
 """Files that take longest: taken up first, so that no worker is left with one of them at the end."""
 
 

@@ -63,11 +63,15 @@ def shared_row_tokens(model: torch.nn.Module) -> int:
     token and its attention 4 h a token that it looks over, h being the model's width: in a row of h tokens a sixth of the former.
     """
     config = model.config
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+    # What a row's mask says is followed by transformers' attention over everything before, not by windows or recurrent layers.
+    everywhere = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+    if (
+        not everywhere
+        or getattr(config, "sliding_window", None)
+        or not getattr(model, "_supports_sdpa", False)
+    ):
         return 0
-    if getattr(config, "sliding_window", None):
-        return 0
-    return min(LONGEST_SHARED_ROW, int(config.hidden_size))
+    return min(LONGEST_SHARED_ROW, int(getattr(config, "hidden_size", 0)))
 
 
 class ResponseBatch:

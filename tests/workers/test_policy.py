@@ -57,3 +57,7 @@ def test_rows_are_shared_up_to_the_models_width_and_not_where_attention_looks_ov
     model.config.layer_types = None
     model.config.sliding_window = 4096
     assert policy.shared_row_tokens(model) == 0
+    model.config.sliding_window = None
+    assert policy.shared_row_tokens(model) > 0
+    model._supports_sdpa = False  # as that of models without attention
+    assert policy.shared_row_tokens(model) == 0
