@@ -18,11 +18,19 @@ from orchestrator.pools.stacks import dump, dump_member
 SLEEPER = "import time\ndef stuck_in_a_collective():\n    print('up', flush=True)\n    time.sleep(600)\nstuck_in_a_collective()"
 
 
+def wait_for_status(pid: int, status: str) -> None:
+    """A process comes to its state when it next gets a core."""
+    deadline = time.monotonic() + 30
+    while psutil.Process(pid).status() != status and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def sleeper() -> Iterator[int]:
     process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
+    wait_for_status(process.pid, psutil.STATUS_SLEEPING)
     yield process.pid
     process.kill()
     process.wait()
@@ -32,10 +40,7 @@ def sleeper() -> Iterator[int]:
 def test_the_function_is_named_also_of_a_stopped_process(sleeper: int) -> None:
     assert "stuck_in_a_collective" in dump(sleeper)
     os.kill(sleeper, signal.SIGSTOP)
-    # It stops when it next gets a core.
-    deadline = time.monotonic() + 30
-    while psutil.Process(sleeper).status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_status(sleeper, psutil.STATUS_STOPPED)
     text = dump(sleeper)
     assert "stuck_in_a_collective" in text
     assert "T (stopped)" in text
