@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.comparison import without_measured
 from benchmarks.site import QUICKSTART, GridOptions, Site
+from orchestrator.store.phase_log import PhaseKind, read_epochs
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices
 
@@ -97,10 +98,9 @@ def test_explain_names_the_row_of_a_poisoned_problem(site: Site, poisoned: Ended
 def test_batches_spread_over_two_engines_give_the_bits_of_one(
     site: Site, undisturbed: Path, grown: Ended
 ) -> None:
-    files = sorted((site.run_dir(grown.grid) / "phases").glob("*.jsonl"))
-    first = [json.loads(line) for line in files[0].read_text().splitlines()]
-    of_cell = [record for record in first if (record["kind"], record["cell"]) == ("sampling", HEALTHY)]
-    assert {record["member"] for record in of_cell} == {"sampler 0", "sampler 1"}
+    first = next(read_epochs(site.run_dir(grown.grid)))
+    of_cell = [record for record in first if (record.kind, record.cell) == (PhaseKind.SAMPLING, HEALTHY)]
+    assert {record.member for record in of_cell} == {"sampler 0", "sampler 1"}
     # The marks are those of every budget, so the rows are the first ones of the larger run.
     rows, whole = site.history(grown.grid, HEALTHY), site.history(undisturbed, HEALTHY)
     assert [row["compute_rollouts"] for row in rows] == [64, 128, 256]
