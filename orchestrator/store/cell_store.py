@@ -143,10 +143,6 @@ class CellStore:
                 ) from error
         return rows
 
-    def last_row(self) -> dict[str, Any] | None:
-        """As the function ``last_row``, of this cell."""
-        return last_row(f"{self.folder}/history.jsonl")
-
     # Checkpoints and commits
 
     def begin_checkpoint(self, step: int) -> Path:

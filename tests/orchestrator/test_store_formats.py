@@ -11,6 +11,7 @@ from grids.loading import dump_grid, parse_grid
 from grids.spec import GridSpec
 from orchestrator.control.data import run_identity
 from orchestrator.store.cell_state import CellState, Spent
+from orchestrator.store.cell_store import last_row
 from orchestrator.store.lease import Lease
 from orchestrator.store.run_store import RunStore, SpecDiffers, State, StoreDamaged, fingerprint
 from tests.orchestrator.test_store import write_checkpoint
@@ -72,7 +73,7 @@ def test_a_run_of_format_1_is_read(run_v1: Path) -> None:
     assert killed.commit.progress == {"step": 2, "compute_tokens": 400}
     assert (killed.commit.layout, killed.spent, killed.deviations) == (None, Spent(), ())
     assert [row["step"] for row in store.cell("bp2-n2-s0").rows()] == [4, 8]
-    assert store.cell("bp2-n2-s0").last_row() == store.cell("bp2-n2-s0").rows()[-1]
+    assert last_row(store.history_path("bp2-n2-s0")) == store.cell("bp2-n2-s0").rows()[-1]
     assert store.cell("bp2-n4-s0").attempts() == []
     assert store.read_base() == {"step": 0, "compute_rollouts": 0, "avg_at_4": 0.25}
     assert (store.resolved["run_id"], store.resolved["spec"]["grid"]["compute_rollouts"]) == ("5c0ffee0", 32)
