@@ -116,7 +116,8 @@ def test_a_finished_cell_goes_on_to_a_larger_budget_also_on_other_ranks(
     (deviation,) = state["deviations"]
     assert "rank" in deviation
     two, one = site.history(grown.grid, HEALTHY)[2], site.history(undisturbed, HEALTHY)[2]
-    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
+    assert two["loss"] == pytest.approx(one["loss"], abs=1e-4)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
     assert two["kl"] == pytest.approx(one["kl"], rel=1e-2)
     assert np.max([row["logprob_difference"] for row in site.history(grown.grid, HEALTHY)]) < 1e-3
 
