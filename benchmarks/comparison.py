@@ -41,7 +41,7 @@ def folder_differences(run_dir: Path, reference: Path) -> list[str]:
     found = []
     if cells_of(run_dir) != cells_of(reference):
         found.append(f"cells {cells_of(run_dir)}, expected {cells_of(reference)}")
-    if _base(run_dir) != _base(reference):
+    if base_row(run_dir) != base_row(reference):
         found.append("base.json differs")
     for cell in cells_of(reference):
         found += [f"{cell}: {difference}" for difference in _cell_differences(run_dir, reference, cell)]
@@ -53,7 +53,8 @@ def folder_differences(run_dir: Path, reference: Path) -> list[str]:
     return found
 
 
-def _base(run_dir: Path) -> dict[str, Any] | None:
+def base_row(run_dir: Path) -> dict[str, Any] | None:
+    """The base model's evaluation without what tells of time; None before there is one."""
     path = run_dir / "base.json"
     return without_measured(json.loads(path.read_text())) if path.exists() else None
 

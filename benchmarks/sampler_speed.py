@@ -2,7 +2,8 @@
 
     python -m benchmarks.sampler_speed --problems 64 --n 16 --repetitions 9
 
-The actor's time is what a caller waits: the request's way there, sampling, rollouts as arrays with their texts, and the way back.
+The actor's time is what a caller waits: the request's way there, sampling, rollouts as arrays with their texts, in the slices
+that a grid's are graded in, and the way back.
 Bare is ``LLM.generate`` alone, timed inside the actor, with parameters made beforehand and its outputs thrown away.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
+from orchestrator.control.batches import Batch
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
 from workers.rollouts import Rollouts, rollout_seed
@@ -69,8 +71,10 @@ def measure(problems: int, n: int, max_tokens: int, repetitions: int) -> dict[st
         request = SamplingRequest(prompts, seeds, n)
         tokens, seconds = ray.get(actor.bare.remote(request))
         started = time.monotonic()
-        reference, _ = actor.sample.options(num_returns=2).remote(request, None)
-        rollouts: Rollouts = ray.get(reference)
+        slices = [len(part.golds) for part in Batch(request, [""] * problems, [""] * problems).slices()]
+        stream = actor.sample.options(num_returns="streaming").remote(request, None, slices)
+        _, *parts = (ray.get(reference) for reference in stream)
+        rollouts = Rollouts.join(parts[::2])
         waited = time.monotonic() - started
         if len(rollouts.tokens) != tokens:
             raise RuntimeError(f"{len(rollouts.tokens)} tokens of the actor, {tokens} of the engine alone")

@@ -2,9 +2,9 @@
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,16 @@ class SamplingRequest:
     def sequences(self) -> int:
         """G * n rollouts."""
         return len(self.prompts) * self.rollouts_per_problem
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is told of rollouts apart from themselves."""
+
+    tokens: int
+    """Of their responses."""
+    seconds: float
+    """The engine took for them."""
 
 
 class WeightsRefused(RuntimeError):
@@ -92,27 +102,65 @@ class Sampler:
             disable_log_stats=True,
             seed=0,
         )
-        self._count_steps()
         self._tokenizer = self._llm.get_tokenizer()
         self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)
         self._version = "base"
 
     def generate(self, request: SamplingRequest, weights: Weights | None = None) -> Rollouts:
+        """The whole of ``stream``."""
+        (rollouts,) = self.stream(request, weights, [len(request.prompts)])
+        return rollouts
+
+    def stream(
+        self, request: SamplingRequest, weights: Weights | None, groups: Sequence[int]
+    ) -> Iterator[Rollouts]:
         """Sample from ``weights``, which are loaded unless the engine already holds that version.
+
+        All prompts are worked on together, and given in slices of so many ``groups`` in the batch's order, each slice as soon as
+        it is whole.
 
         Raises:
             WeightsRefused: a tensor is missing, unknown or of another shape.
+            RuntimeError: log-probabilities are no numbers, or the engine has lost a request.
         """
         if weights is not None and weights.version != self._version:
             self._load(weights)
-        n = request.rollouts_per_problem
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-        outputs = self._llm.generate(prompts, self.parameters(request), use_tqdm=False)
+        ids = self._llm.enqueue(prompts, self.parameters(request), use_tqdm=False)
+        # The engine appends a random part to the ids that its outputs bear.
+        places = {identity.rpartition("-")[0]: place for place, identity in enumerate(ids)}
+        slices = [*pairwise(np.cumsum([0, *groups]).tolist())]
+        outputs: dict[int, Any] = {}
+        whole = 0
+        for output in self._finished():
+            outputs[places[output.request_id]] = output
+            while whole in outputs:
+                whole += 1
+            while slices and slices[0][1] <= whole:
+                places_of_slice = range(*slices.pop(0))
+                yield self._rollouts(
+                    [request.prompts[place] for place in places_of_slice],
+                    [outputs[place] for place in places_of_slice],
+                    request.rollouts_per_problem,
+                )
+        if slices:
+            raise RuntimeError(f"the engine has finished {len(outputs)} of {len(prompts)} prompts")
+
+    def _finished(self) -> Iterator[Any]:
+        """What the engine is asked for, as it finishes."""
+        engine = self._llm.llm_engine
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            self.beats += 1
+            yield from outputs
+
+    def _rollouts(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Any], n: int) -> Rollouts:
+        """Rollouts of vLLM's outputs for these prompts."""
         responses = [response for output in outputs for response in output.outputs]
         rollouts = Rollouts(
             rollouts_per_problem=n,
-            prompts=[np.asarray(prompt, dtype=np.int32) for prompt in request.prompts],
+            prompts=[np.asarray(prompt, dtype=np.int32) for prompt in prompts],
             tokens=np.fromiter(chain.from_iterable(r.token_ids for r in responses), dtype=np.int32),
             logprobs=np.fromiter(
                 chain.from_iterable(r.logprobs.logprobs for r in responses), dtype=np.float32
@@ -166,18 +214,6 @@ class Sampler:
         self._llm.reset_prefix_cache()
         self._version = weights.version
         self.beats += 1
-
-    def _count_steps(self) -> None:
-        engine = self._llm.llm_engine
-        step = engine.step
-
-        def counted_step() -> Any:
-            outputs = step()
-            self.beats += 1
-            return outputs
-
-        # vLLM has no hook between the steps of ``LLM.generate``, which may take an hour on long responses.
-        engine.step = counted_step
 
 
 def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:

@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 from grids.expansion import Cell, evaluated_steps, warmed_up_learning_rate
 from grids.spec import CommitsSpec
 from orchestrator.clock import Clock
+from orchestrator.control.batches import training_batch
 from orchestrator.control.layout import layout_changes
-from orchestrator.control.phases import Phases, Stopped, training_batch
+from orchestrator.control.phases import Phases, Stopped
 from orchestrator.control.progress import Progress, accelerator_seconds, divergence
 from orchestrator.failures.faults import Phase
 from orchestrator.pools.agreement import require_agreement

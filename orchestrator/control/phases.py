@@ -1,16 +1,15 @@
 """Sampling, grading and evaluation for one cell: phases that keep no state, repeated with the same seeds when one is lost."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from grids.errors import UserError
-from grids.expansion import Cell
 from grids.spec import GridSpec
-from orchestrator.control.data import GridData, PromptSet
+from orchestrator.control.batches import Batch, probe_batch, validation_batch
+from orchestrator.control.data import GridData
 from orchestrator.failures.decisions import Action, Decision, decide
 from orchestrator.failures.faults import Fault, FaultKind, Phase, PoisonedProblems, classify
 from orchestrator.failures.isolation import isolate
@@ -20,10 +19,7 @@ from orchestrator.pools.supervision import all_of
 from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.phase_log import PhaseKind
-from workers.grading import evenly_spaced
-from workers.problems import batch_indices
-from workers.rollouts import rollout_seed
-from workers.sampler import SamplingRequest
+from workers.sampler import Sampled
 
 T = TypeVar("T")
 
@@ -35,54 +31,14 @@ class Stopped(Exception):
     """The attempt was told to stop; nothing of the phase is kept."""
 
 
-def parts_of_batch(groups: int, rollouts_per_problem: int, engines: int, full_engine: int) -> int:
-    """In how many parts a batch is sampled; the arguments are those of ``Batch.spread``."""
-    filled = groups * rollouts_per_problem // full_engine
-    return max(1, min(engines, filled, groups))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Problems to sample, with their gold answers and where they stand (``<path>, row <row>``)."""
-
-    request: SamplingRequest
-    golds: list[str]
-    sources: list[str]
-
-    def part(self, positions: Sequence[int]) -> "Batch":
-        """Some positions, with the same seeds."""
-        request = self.request
-        return Batch(
-            SamplingRequest(
-                [request.prompts[i] for i in positions],
-                [request.seeds[i] for i in positions],
-                request.rollouts_per_problem,
-            ),
-            [self.golds[i] for i in positions],
-            [self.sources[i] for i in positions],
-        )
-
-    def spread(self, engines: int, full_engine: int) -> list["Batch"]:
-        """The batch in parts of nearly equal size: one for each of so many engines, as long as every part fills its engine.
-
-        Args:
-            engines: that are free.
-            full_engine: sequences that an engine works on at once.
-        """
-        groups = len(self.golds)
-        parts = parts_of_batch(groups, self.request.rollouts_per_problem, engines, full_engine)
-        bounds = [groups * number // parts for number in range(parts + 1)]
-        return [self.part(range(start, end)) for start, end in pairwise(bounds)]
-
-
 @dataclass(frozen=True)
 class GradedBatch:
-    """A batch in the parts that engines made of it."""
+    """A batch in the slices that were graded together."""
 
     rollouts: list[Ref]
     """To ``Rollouts``, in the batch's order."""
     rewards: list[Ref]
-    """To rewards of each part."""
+    """To rewards of each slice."""
     tokens: int
     failures: int
     """Answers whose grading crashed or hung."""
@@ -91,34 +47,17 @@ class GradedBatch:
     seconds_grading: float
 
 
-def training_batch(cell: Cell, step: int, data: GridData) -> Batch:
-    """What update ``step`` (from 1) of a cell trains on: a pure function of (cell, step)."""
-    indices = batch_indices(cell.seed, step, cell.problems_per_batch, len(data.train)).tolist()
-    seeds = [rollout_seed(cell.id, step, position) for position in range(len(indices))]
-    return _batch(data.train, indices, seeds, cell.rollouts_per_problem)
+@dataclass(frozen=True)
+class GradedSlice:
+    """Some groups that were graded together."""
 
-
-def validation_batch(spec: GridSpec, data: GridData) -> Batch:
-    """All validation problems, the same for all cells and steps, so that cells are compared on common random numbers."""
-    indices = range(len(data.validation))
-    seeds = [rollout_seed("evaluation", position) for position in indices]
-    return _batch(data.validation, indices, seeds, spec.evaluation.samples_per_problem)
-
-
-def probe_batch(spec: GridSpec, data: GridData) -> Batch:
-    """The train probe: evenly spaced training problems, the same for all cells and steps."""
-    probe = spec.evaluation.train_probe
-    indices = evenly_spaced(probe.problems, len(data.train))
-    seeds = [rollout_seed("train-probe", position) for position in range(len(indices))]
-    return _batch(data.train, indices, seeds, probe.samples_per_problem)
-
-
-def _batch(problems: PromptSet, indices: Sequence[int], seeds: list[int], samples: int) -> Batch:
-    return Batch(
-        SamplingRequest([problems.prompts[i] for i in indices], seeds, samples),
-        [problems.golds[i] for i in indices],
-        [f"{problems.path}, row {problems.rows[i]}" for i in indices],
-    )
+    sampled: Sampled
+    rollouts: Ref
+    rewards: Ref
+    failures: int
+    """As in ``GradedBatch``."""
+    seconds: float
+    """Grading."""
 
 
 @dataclass(frozen=True)
@@ -140,25 +79,48 @@ class Phases:
         return replace(self, stop=asyncio.Event())
 
     async def sample_and_grade(self, batch: Batch, weights: Ref, work: Work) -> GradedBatch:
-        """Rollouts of a batch, sampled from ``weights``, with their rewards; each part is graded while others are sampled.
+        """Rollouts of a batch, sampled from ``weights``, with their rewards; groups are graded while others are sampled.
 
         ``work``: what the sampling is for. Raises as ``sample``.
         """
+        parts = await all_of(*(self._graded_part(part, weights, work) for part in self._spread(batch)))
+        slices = [one for part in parts for one in part]
+        return GradedBatch(
+            [one.rollouts for one in slices],
+            [one.rewards for one in slices],
+            sum(one.sampled.tokens for one in slices),
+            sum(one.failures for one in slices),
+            sum(one.sampled.seconds for one in slices),
+            sum(one.seconds for one in slices),
+        )
 
-        async def sample_and_grade(part: Batch) -> tuple[Ref, int, float, Ref, int, float]:
-            rollouts, tokens, seconds = await self._sample_part(part, weights, work)
-            grading = replace(work, kind=PhaseKind.GRADING, sequences=part.request.sequences, tokens=tokens)
-            rewards, (failures, seconds_grading) = await self._repeating(
-                Phase.GRADING,
-                lambda: self.pools.grader.reference_and_value(
-                    "grade_batch", rollouts, part.golds, work=grading
-                ),
-            )
-            return rollouts, tokens, seconds, rewards, failures, seconds_grading
+    async def _graded_part(self, part: Batch, weights: Ref, work: Work) -> list[GradedSlice]:
+        slices = part.slices()
+        gradings: list[asyncio.Task[GradedSlice]] = []
 
-        done = await all_of(*(sample_and_grade(part) for part in self._spread(batch)))
-        rollouts, tokens, sampling, rewards, failures, grading = map(list, zip(*done, strict=True))
-        return GradedBatch(rollouts, rewards, sum(tokens), sum(failures), sum(sampling), sum(grading))
+        def grade(sampled: Sampled, rollouts: Ref) -> None:
+            graded = self._graded_slice(slices[len(gradings)], sampled, rollouts, work)
+            gradings.append(asyncio.create_task(graded))
+
+        def sample() -> Awaitable[list[tuple[Sampled, Ref]]]:
+            # Of a try that failed nothing is kept: on a GPU the next one need not give the same bits.
+            _give_up(gradings)
+            return self._sampled(part, [len(one.golds) for one in slices], weights, work, grade)
+
+        try:
+            await self._sampled_persistently(part, weights, work, sample)
+            return [await grading for grading in gradings]
+        finally:
+            _give_up(gradings)
+
+    async def _graded_slice(self, batch: Batch, sampled: Sampled, rollouts: Ref, work: Work) -> GradedSlice:
+        sequences, tokens = batch.request.sequences, sampled.tokens
+        grading = replace(work, kind=PhaseKind.GRADING, sequences=sequences, tokens=tokens)
+        rewards, (failures, seconds) = await self._repeating(
+            Phase.GRADING,
+            lambda: self.pools.grader.reference_and_value("grade_batch", rollouts, batch.golds, work=grading),
+        )
+        return GradedSlice(sampled, rollouts, rewards, failures, seconds)
 
     async def sample(self, batch: Batch, weights: Ref, work: Work) -> tuple[list[Ref], int, float]:
         """(references to the ``Rollouts`` of each part, tokens, seconds of all engines) of a batch, sampled from ``weights``.
@@ -168,20 +130,25 @@ class Phases:
             Stopped: told to.
             ray.exceptions.RayError, MemberLost, Stalled: as often as the policy repeats a phase.
         """
-        done = await all_of(*(self._sample_part(part, weights, work) for part in self._spread(batch)))
-        rollouts, tokens, seconds = map(list, zip(*done, strict=True))
-        return rollouts, sum(tokens), sum(seconds)
+
+        async def sample(part: Batch) -> list[tuple[Sampled, Ref]]:
+            return await self._sampled_persistently(
+                part, weights, work, lambda: self._sampled(part, [len(part.golds)], weights, work)
+            )
+
+        parts = await all_of(*(sample(part) for part in self._spread(batch)))
+        sampled, rollouts = zip(*(one for part in parts for one in part), strict=True)
+        return list(rollouts), sum(one.tokens for one in sampled), sum(one.seconds for one in sampled)
 
     def _spread(self, batch: Batch) -> list[Batch]:
         return batch.spread(self.pools.samplers.free, self.spec.pools.samplers.max_sequences)
 
-    async def _sample_part(self, part: Batch, weights: Ref, work: Work) -> tuple[Ref, int, float]:
-        work = replace(work, sequences=part.request.sequences)
+    async def _sampled_persistently(
+        self, part: Batch, weights: Ref, work: Work, sample: Callable[[], Awaitable[T]]
+    ) -> T:
+        """What ``sample`` gives of a part, however often that takes."""
         try:
-            rollouts, (tokens, seconds) = await self._repeating(
-                Phase.SAMPLING, lambda: self._sampled(part.request, weights, work)
-            )
-            return rollouts, tokens, seconds
+            return await self._repeating(Phase.SAMPLING, sample)
         except (Stopped, PoolLost, UserError):
             raise
         except Exception as error:
@@ -189,7 +156,7 @@ class Phases:
             if fault.kind not in (FaultKind.LOST, FaultKind.REFUSED, FaultKind.UNKNOWN):
                 raise
             positions = await isolate(
-                lambda some: self._fails(part.part(some).request, weights, work), len(part.golds)
+                lambda some: self._fails(part.part(some), weights, work), len(part.golds)
             )
             if not positions:
                 raise
@@ -228,14 +195,26 @@ class Phases:
         return result, seconds
 
     def _sampled(
-        self, request: SamplingRequest, weights: Ref, work: Work
-    ) -> Coroutine[Any, Any, tuple[Ref, tuple[int, float]]]:
-        counted = replace(work, sequences=request.sequences, count_tokens=lambda sampled: sampled[0])
-        return self.pools.samplers.reference_and_value("sample", request, weights, work=counted)
+        self,
+        part: Batch,
+        groups: Sequence[int],
+        weights: Ref,
+        work: Work,
+        each: Callable[[Sampled, Ref], None] = lambda sampled, rollouts: None,
+    ) -> Awaitable[list[tuple[Sampled, Ref]]]:
+        """A part in slices of so many groups, as one engine gives them."""
+        sampling = replace(
+            work,
+            sequences=part.request.sequences,
+            count_tokens=lambda pairs: sum(sampled.tokens for sampled, _ in pairs),
+        )
+        return self.pools.samplers.values_and_references(
+            "sample", part.request, weights, groups, work=sampling, each=each
+        )
 
-    async def _fails(self, request: SamplingRequest, weights: Ref, work: Work) -> bool:
+    async def _fails(self, part: Batch, weights: Ref, work: Work) -> bool:
         try:
-            await self.unless_stopped(lambda: self._sampled(request, weights, work))
+            await self.unless_stopped(lambda: self._sampled(part, [len(part.golds)], weights, work))
         except (Stopped, PoolLost):
             raise
         except Exception as error:
@@ -274,3 +253,10 @@ class Phases:
         finally:
             stop.cancel()
             work.cancel()
+
+
+def _give_up(gradings: list[asyncio.Task[GradedSlice]]) -> None:
+    for grading in gradings:
+        if not grading.cancel() and not grading.cancelled():
+            grading.exception()  # looked at, or asyncio would report that nobody did
+    gradings.clear()

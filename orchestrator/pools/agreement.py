@@ -43,10 +43,11 @@ async def prove_agreement(pools: Pools, prompts: list[list[int]], spec: GridSpec
         name = f"probe-{group}-{number}"
         await learner.begin_cell(name, 0, f"{name}/base", None)
         weights = await learner.perturb(f"{name}/perturbed")
-        reference, _ = await pools.samplers.reference_and_value(
+        ((_, reference),) = await pools.samplers.values_and_references(
             "sample",
             request,
             weights,
+            [len(probe)],
             work=Work(PhaseKind.START_UP, name),
             member=pools.samplers.members[number],
         )

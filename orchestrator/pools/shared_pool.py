@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ray import ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError
 
@@ -54,21 +55,41 @@ class SharedPool:
             lambda handle: getattr(handle, method).remote(*arguments), lambda call: call, work
         )
 
-    async def reference_and_value(
-        self, method: str, *arguments: object, work: Work, member: PoolMember | None = None
-    ) -> tuple[Ref, Any]:
-        """Of a call with two results: (reference to the first, which stays where it is, the second). Raises as ``value``.
-
-        ``member`` is the one to ask, the next free one when None.
-        """
+    async def reference_and_value(self, method: str, *arguments: object, work: Work) -> tuple[Ref, Any]:
+        """Of a call with two results: (reference to the first, which stays where it is, the second). Raises as ``value``."""
         calls: list[list[Ref]] = []
 
         def remote(handle: ActorHandle) -> list[Ref]:
             calls.append(getattr(handle, method).options(num_returns=2).remote(*arguments))
             return calls[-1]
 
-        value = await self._call(remote, lambda call: call[1], work, member)
+        value = await self._call(remote, lambda call: call[1], work)
         return calls[0][0], value
+
+    async def values_and_references(
+        self,
+        method: str,
+        *arguments: object,
+        work: Work,
+        each: Callable[[Any, Ref], None] = lambda value, reference: None,
+        member: PoolMember | None = None,
+    ) -> list[tuple[Any, Ref]]:
+        """Pairs that a call yields: a value, and a reference to what stays where it is. Raises as ``value``.
+
+        Args:
+            method: a generator, which yields what belongs to a pair one after the other.
+            arguments: its arguments.
+            work: what the call is about.
+            each: told of every pair as it comes.
+            member: the one to ask; the next free one when None.
+        """
+        pairs: list[tuple[Any, Ref]] = await self._call(
+            lambda handle: getattr(handle, method).options(num_returns="streaming").remote(*arguments),
+            lambda stream: _pairs(stream, each),
+            work,
+            member,
+        )
+        return pairs
 
     async def _call(
         self,
@@ -121,3 +142,19 @@ class SharedPool:
 
         await persistently(start, member.role, self._supervision.policy, self._supervision.say)
         self._turns.give(member)
+
+
+REFERENCE_SECONDS = 0.001
+"""How often it is looked whether a reference has come whose value has; they follow each other at once."""
+
+
+async def _pairs(stream: ObjectRefGenerator, each: Callable[[Any, Ref], None]) -> list[tuple[Any, Ref]]:
+    pairs: list[tuple[Any, Ref]] = []
+    async for value in stream:
+        # Ray's way to wait for the next one (2.60) would bring here what the reference stands for.
+        while not stream.next_ready() and not stream.is_finished():
+            await asyncio.sleep(REFERENCE_SECONDS)
+        pairs.append((await value, await anext(stream)))
+        each(*pairs[-1])
+    await stream.completed()  # raises what befell it between the two of a pair
+    return pairs

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
-from orchestrator.control.phases import parts_of_batch
+from orchestrator.control.batches import parts_of_batch
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.store.phase_log import PhaseKind
 

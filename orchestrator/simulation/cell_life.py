@@ -9,8 +9,9 @@ from typing import Any
 
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
+from orchestrator.control.batches import parts_of_batch
 from orchestrator.control.cell_run import commit_is_due
-from orchestrator.control.phases import EVALUATION_URGENCY, parts_of_batch
+from orchestrator.control.phases import EVALUATION_URGENCY
 from orchestrator.failures.decisions import Action, decide
 from orchestrator.failures.faults import MemberLost, Phase, classify
 from orchestrator.pools.supervision import all_of

@@ -39,6 +39,7 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.tracking.tracker import Tracker
 from tests.orchestrator.small_run import small_grid
 from workers.learning import Diverged, StaleRollouts
+from workers.sampler import Sampled
 
 FIRST_VALIDATION_PROMPT = 1000
 UNSTEADY_COLUMNS = ("seconds_evaluating", "logged_at_ms")
@@ -155,19 +156,28 @@ class StandInPool:
         score = _share(f"score {rollouts.digest}")
         return {"avg_at_4": score, "eval_verifier_failures": 0}, [{"response": rollouts.digest}]
 
-    async def reference_and_value(
-        self, method: str, *arguments: Any, work: Work, member: StandInMember | None = None
-    ) -> tuple[Reference, Any]:
+    async def reference_and_value(self, method: str, *arguments: Any, work: Work) -> tuple[Reference, Any]:
         self._cluster.asked.append(work)
-        if method == "grade_batch":
-            rollouts: StandInRollouts = arguments[0].value
-            await self._cluster.reach(method, rollouts.weights.version, self._role)
-            return Reference(_digest("rewards", rollouts.digest)), (0, 0.25)
+        rollouts: StandInRollouts = arguments[0].value
+        await self._cluster.reach(method, rollouts.weights.version, self._role)
+        return Reference(_digest("rewards", rollouts.digest)), (0, 0.25)
+
+    async def values_and_references(
+        self,
+        method: str,
+        *arguments: Any,
+        work: Work,
+        each: Callable[[Sampled, Reference], None] = lambda sampled, rollouts: None,
+        member: StandInMember | None = None,
+    ) -> list[tuple[Sampled, Reference]]:
+        self._cluster.asked.append(work)
         request, weights = arguments[0], arguments[1].value
         validates = request.prompts[0][0] >= FIRST_VALIDATION_PROMPT
         await self._cluster.reach("sample validation" if validates else "sample", weights.version, self._role)
         digest = _digest(weights.digest, str(request.prompts), str(request.seeds))
-        return Reference(StandInRollouts(weights, digest, np.zeros(4))), (4 * work.sequences, 0.5)
+        pair = Sampled(4 * work.sequences, 0.5), Reference(StandInRollouts(weights, digest, np.zeros(4)))
+        each(*pair)
+        return [pair]
 
 
 class StandInGroup:

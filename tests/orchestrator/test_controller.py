@@ -19,6 +19,7 @@ from orchestrator.store.cell_state import Spent, State
 from orchestrator.store.cell_store import CellStore
 from orchestrator.store.requests import Request
 from tests.orchestrator.stand_in_pools import Act, Call, StandInCluster, Trial, trial_grid
+from workers.sampler import Sampled
 
 S0, S1, S2 = "bp2-n4-s0", "bp2-n4-s1", "bp2-n4-s2"
 FOREVER = 3600.0
@@ -424,7 +425,8 @@ def test_pools_are_told_what_they_work_on(make_trial: MakeTrial) -> None:
         ("evaluation grading", 2, 16, 64),
     ]
     sampling = [work for work in trial.cluster.asked if work.kind in ("sampling", "evaluation")]
-    assert all(work.count_tokens is not None and work.count_tokens((7, 0.5)) == 7 for work in sampling)
+    pairs = [(Sampled(7, 0.5), None), (Sampled(4, 0.5), None)]
+    assert all(work.count_tokens is not None and work.count_tokens(pairs) == 11 for work in sampling)
 
 
 def test_a_part_of_a_batch_that_is_tried_alone_counts_as_a_part(make_trial: MakeTrial) -> None:

@@ -1,87 +1,135 @@
-"""What a cell samples: batches, the validation and the train probe, as pure functions."""
+"""Phases of a cell over stand-ins for the pools: what is graded while the engine goes on, and what of it counts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import pytest
+import ray.exceptions
 
-from grids.expansion import expand
 from grids.loading import parse_grid
-from grids.spec import GridSpec
-from orchestrator.control.data import GridData, PromptSet
-from orchestrator.control.phases import probe_batch, training_batch, validation_batch
+from orchestrator.control.batches import Batch, probe_batch
+from orchestrator.control.phases import GradedBatch, Phases
+from orchestrator.pools.pools import Pools
+from orchestrator.pools.work import Work
+from orchestrator.store.cell_state import CellState
+from orchestrator.store.phase_log import PhaseKind
 from tests.grids.test_spec import GRID, PATH
+from tests.orchestrator.test_batches import DATA
+from workers.sampler import Sampled, SamplingRequest
+
+SPEC = parse_grid(
+    GRID.replace("first_mark: 1024", "first_mark: 1024, train_probe: {problems: 6, samples_per_problem: 256}")
+    + "failures: {backoff_seconds: 0.001, phase_repeats: 1}\n",
+    PATH,
+)
+WORK = Work(PhaseKind.SAMPLING, "cell", 1)
+
+Each = Callable[[Sampled, Any], None]
+Generate = Callable[[Sequence[int], Each], Awaitable[None]]
 
 
-def prompt_set(first: int, size: int) -> PromptSet:
-    """Problems whose prompt is their number and whose answer is its negative."""
-    numbers = range(first, first + size)
-    return PromptSet("problems.jsonl", list(numbers), [[i] for i in numbers], [str(-i) for i in numbers])
+class Engines:
+    """One engine, which ``generate`` makes slices with."""
+
+    free = 1
+
+    def __init__(self, generate: Generate) -> None:
+        self._generate = generate
+
+    async def values_and_references(
+        self,
+        method: str,
+        request: SamplingRequest,
+        weights: Any,
+        groups: Sequence[int],
+        work: Work,
+        each: Each,
+    ) -> list[tuple[Sampled, Any]]:
+        pairs: list[tuple[Sampled, Any]] = []
+
+        def give(sampled: Sampled, rollouts: Any) -> None:
+            pairs.append((sampled, rollouts))
+            each(sampled, rollouts)
+
+        await self._generate(groups, give)
+        return pairs
 
 
-DATA = GridData(train=prompt_set(0, 100), validation=prompt_set(1000, 20), identity={})
+class Grading:
+    """Rewards name what was graded."""
+
+    def __init__(self) -> None:
+        self.graded: list[tuple[str, list[str]]] = []
+        self.changed = asyncio.Event()
+
+    async def reference_and_value(
+        self, method: str, rollouts: str, golds: list[str], work: Work
+    ) -> tuple[str, tuple[int, float]]:
+        await asyncio.sleep(0)
+        if rollouts == "lost":
+            raise ray.exceptions.ObjectLostError("ab", None, "")
+        self.graded.append((rollouts, golds))
+        self.changed.set()
+        return f"rewards of {rollouts}", (1, 0.25)
 
 
-def spec_with(probe: str) -> GridSpec:
-    return parse_grid(GRID.replace("first_mark: 1024", f"first_mark: 1024, train_probe: {probe}"), PATH)
+def sample_and_grade(generate: Callable[[Grading], Generate]) -> tuple[GradedBatch, Grading, Batch]:
+    batch = probe_batch(SPEC, DATA)
+
+    async def run() -> tuple[GradedBatch, Grading]:
+        grader = Grading()
+        pools = Pools(cast(Any, Engines(generate(grader))), [], cast(Any, grader))
+        phases = Phases(SPEC, DATA, pools, lambda: CellState(cell="cell"), lambda fault, decision: None)
+        return await asyncio.wait_for(phases.sample_and_grade(batch, "weights", WORK), 10), grader
+
+    return *asyncio.run(run()), batch
 
 
-def test_the_probe_is_evenly_spaced_over_the_training_problems_with_their_answers() -> None:
-    probe = probe_batch(spec_with("{problems: 4, samples_per_problem: 16}"), DATA)
-    assert probe.request.prompts == [[0], [33], [66], [99]]
-    assert probe.golds == ["0", "-33", "-66", "-99"]
-    assert probe.request.rollouts_per_problem == 16
+def test_a_slice_is_graded_while_the_engine_goes_on_with_the_next() -> None:
+    def generate(grader: Grading) -> Generate:
+        async def until_the_last_is_graded(groups: Sequence[int], each: Each) -> None:
+            assert groups == [2, 2, 2]
+            for number in range(3):
+                each(Sampled(10 + number, 0.5), f"slice {number}")
+                # An engine whose slices were graded only at its end would wait here for ever.
+                await grader.changed.wait()
+                grader.changed.clear()
 
+        return until_the_last_is_graded
 
-@pytest.mark.parametrize("problems", [100, 5000])
-def test_the_probe_is_the_whole_of_a_small_set(problems: int) -> None:
-    probe = probe_batch(spec_with(f"{{problems: {problems}}}"), DATA)
-    assert probe.request.prompts == [[i] for i in range(100)]
-
-
-def test_probe_validation_and_training_share_no_seed() -> None:
-    spec = spec_with("{problems: 20}")
-    cell = expand(spec)[0]
-    seeds = [
-        *probe_batch(spec, DATA).request.seeds,
-        *validation_batch(spec, DATA).request.seeds,
-        *training_batch(cell, 1, DATA).request.seeds,
-    ]
-    assert len(set(seeds)) == len(seeds) == 20 + 20 + cell.problems_per_batch
-
-
-def test_a_part_of_a_batch_asks_for_the_same_rollouts_as_the_whole() -> None:
-    batch = training_batch(expand(spec_with("{problems: 20}"))[0], 3, DATA)
-    part = batch.part([5, 2])
-    assert part.request.prompts == [batch.request.prompts[5], batch.request.prompts[2]]
-    assert part.request.seeds == [batch.request.seeds[5], batch.request.seeds[2]]
-    assert part.request.rollouts_per_problem == batch.request.rollouts_per_problem
-    assert (part.golds, part.sources) == (
-        [batch.golds[5], batch.golds[2]],
-        [batch.sources[5], batch.sources[2]],
+    graded, grader, batch = sample_and_grade(generate)
+    assert grader.graded == [(f"slice {i}", batch.golds[2 * i : 2 * i + 2]) for i in range(3)]
+    assert graded == GradedBatch(
+        ["slice 0", "slice 1", "slice 2"],
+        ["rewards of slice 0", "rewards of slice 1", "rewards of slice 2"],
+        tokens=33,
+        failures=3,
+        seconds_sampling=1.5,
+        seconds_grading=0.75,
     )
 
 
-@pytest.mark.parametrize(
-    ("engines", "full_engine", "sizes"),
-    [
-        # 20 groups of 2 rollouts.
-        (1, 1, [20]),
-        (3, 10, [6, 7, 7]),
-        (8, 16, [10, 10]),  # a third part would leave engines half empty
-        (8, 64, [20]),
-        (0, 1, [20]),  # none is free: it waits whole
-        (50, 1, [1] * 20),
-    ],
-)
-def test_a_batch_spreads_over_free_engines_as_long_as_it_fills_them(
-    engines: int, full_engine: int, sizes: list[int]
-) -> None:
-    batch = probe_batch(spec_with("{problems: 20, samples_per_problem: 2}"), DATA)
-    parts = batch.spread(engines, full_engine)
-    assert [len(part.golds) for part in parts] == sizes
-    assert [seed for part in parts for seed in part.request.seeds] == batch.request.seeds
-    assert [prompt for part in parts for prompt in part.request.prompts] == batch.request.prompts
-    assert [gold for part in parts for gold in part.golds] == batch.golds
+@pytest.mark.parametrize("first", ["old slice", "lost"])
+def test_what_was_graded_of_a_try_that_failed_counts_for_nothing(first: str) -> None:
+    """Whether its grading had come to its end or failed with it."""
 
+    def generate(grader: Grading) -> Generate:
+        tries = 0
 
-def test_each_problem_of_a_batch_knows_its_row() -> None:
-    batch = training_batch(expand(spec_with("{problems: 20}"))[0], 3, DATA)
-    assert batch.sources == [f"problems.jsonl, row {prompt[0]}" for prompt in batch.request.prompts]
+        async def second_try(groups: Sequence[int], each: Each) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                each(Sampled(10, 0.5), first)
+                await asyncio.sleep(0.01)
+                raise ray.exceptions.RayActorError
+            for number in range(3):
+                each(Sampled(10, 0.5), f"slice {number}")
+
+        return second_try
+
+    graded, _, _ = sample_and_grade(generate)
+    assert graded.rollouts == ["slice 0", "slice 1", "slice 2"]
+    assert graded.rewards == [f"rewards of slice {number}" for number in range(3)]
+    assert (graded.tokens, graded.failures) == (30, 3)

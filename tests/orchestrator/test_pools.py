@@ -3,21 +3,26 @@
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from transformers import AutoTokenizer
 
+from grids.errors import UserError
 from grids.loading import parse_grid
 from grids.spec import FailuresSpec, GridSpec
 from orchestrator.clock import SYSTEM_CLOCK
-from orchestrator.failures.faults import FaultKind, classify
+from orchestrator.failures.faults import FaultKind, MemberLost, classify
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.agreement import Disagreement, prove_agreement, require_agreement
+from orchestrator.pools.members import Member, this_member
 from orchestrator.pools.pools import Pools, make_pools
-from orchestrator.pools.shared_pool import SharedPool
+from orchestrator.pools.shared_pool import Ref, SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision
 from orchestrator.pools.work import Work
 from orchestrator.store.phase_log import PhaseKind
@@ -39,7 +44,9 @@ class DeafenedSampler(SamplerActor):
         self.deaf = True
         self._version = "none"  # so that it is sent the next weights, whatever they are called
 
-    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, tuple[int, float]]:
+    def stream(
+        self, request: SamplingRequest, weights: Weights | None, groups: Sequence[int]
+    ) -> Iterator[Rollouts]:
         if self.deaf and weights is not None:
             stale = "model.embed_tokens.weight"
             if not hasattr(self, "_first"):
@@ -47,7 +54,7 @@ class DeafenedSampler(SamplerActor):
                 # What the engine would still hold: the values from before the perturbation.
                 self._first *= 0.9
             weights = Weights(weights.version, weights.dtype, weights.tensors | {stale: self._first})
-        return super().sample(request, weights)
+        yield from super().stream(request, weights, groups)
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +89,21 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
             await prove_agreement(pools, prompts, spec)
         return str(caught.value)
 
+    async def sampled(pools: Pools, request: SamplingRequest) -> Rollouts:
+        pairs = await pools.samplers.values_and_references("sample", request, None, [9], work=WORK)
+        rollouts: Rollouts = await pairs[0][1]
+        return rollouts
+
     async def replaced(pools: Pools) -> None:
         """The same rollouts before and after the engine's death, which one call sees and no later one."""
         request = SamplingRequest(prompts, [rollout_seed("test", i) for i in range(9)], 4)
-        before: Rollouts = await (
-            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
-        )[0]
+        before = await sampled(pools, request)
         first = pools.samplers.members[0].process
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(Exception, match="sampler 0 was lost: its process died") as caught:
-            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
+            await sampled(pools, request)
         assert classify(caught.value).kind is FaultKind.LOST
-        after: Rollouts = await (
-            await pools.samplers.reference_and_value("sample", request, None, work=WORK)
-        )[0]
+        after = await sampled(pools, request)
         assert pools.samplers.members[0].process.pid != first.pid
         # The first was sampled from perturbed weights that the new engine has not been given.
         assert before.weights_version != after.weights_version == "base"
@@ -141,3 +149,87 @@ def test_a_difference_over_the_bound_or_no_number_is_refused(difference: float) 
 def test_a_difference_within_the_bound_of_its_type_passes() -> None:
     require_agreement(0.0009, "float32", "here")
     require_agreement(0.05, "bfloat16", "here")
+
+
+class NotForTheController:
+    """What stays where it was made."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return unpacked, (self.owner,)
+
+
+BROUGHT: list[NotForTheController] = []
+"""What came to this process. An error would not tell: Ray hides those of looking at a reference."""
+
+
+def unpacked(controller: int) -> NotForTheController:
+    thing = NotForTheController(controller)
+    if os.getpid() == controller:
+        BROUGHT.append(thing)
+    return thing
+
+
+class Yielding:
+    """An actor that yields pairs."""
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def identify(self, role: str) -> Member:
+        return this_member(role)
+
+    def signs_of_life(self) -> int:
+        return 0
+
+    def pairs(self, controller: int, folder: Path, end: str) -> Iterator[object]:
+        yield "first"
+        time.sleep(0.1)
+        yield NotForTheController(controller)
+        while not (folder / "seen").exists():
+            time.sleep(0.01)
+        yield "second"
+        if end == "error":
+            raise UserError("the call is at fault")
+        if end == "death":
+            os._exit(1)
+        yield NotForTheController(controller)
+
+    def owner(self, thing: NotForTheController) -> int:
+        return thing.owner
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("end", ["well", "error", "death"])
+def test_pairs_come_one_by_one_and_leave_what_they_refer_to_where_it_is(
+    ray_cluster: None, tmp_path: Path, end: str
+) -> None:
+    shared = supervision(tmp_path, [])
+    member = PoolMember("sampler 0", ray.remote(Yielding).options(num_cpus=0).remote, shared)
+    seen: list[str] = []
+
+    def each(value: str, reference: Ref) -> None:
+        seen.append(value)
+        (tmp_path / "seen").touch()
+
+    async def ask() -> list[int]:
+        pool = SharedPool([member], shared, 1)
+        await pool.start()
+        try:
+            pairs = await pool.values_and_references(
+                "pairs", os.getpid(), tmp_path, end, work=WORK, each=each
+            )
+            return [await member.handle.owner.remote(reference) for _, reference in pairs]
+        finally:
+            member.let_go()
+
+    if end == "well":
+        assert asyncio.run(ask()) == [os.getpid()] * 2
+        assert seen == ["first", "second"]
+    else:
+        with pytest.raises((UserError, MemberLost), match="at fault" if end == "error" else "process died"):
+            asyncio.run(ask())
+        assert seen[0] == "first"
+    assert not BROUGHT

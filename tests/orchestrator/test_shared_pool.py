@@ -34,15 +34,36 @@ class Remote:
         return self._call(*arguments)
 
 
-class TwoResults:
-    """A method of an actor with two results."""
+class Pairs:
+    """A method of an actor that yields pairs, here a single one."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
         self._call = call
 
-    def options(self, num_returns: int) -> "Remote":
-        assert num_returns == 2
-        return Remote(lambda *arguments: cast(Any, ["reference", self._call(*arguments)]))
+    def options(self, num_returns: str) -> "Remote":
+        assert num_returns == "streaming"
+        return Remote(lambda *arguments: cast(Any, PairStream(self._call(*arguments))))
+
+
+class PairStream:
+    """What Ray hands out for a call that yields."""
+
+    def __init__(self, value: Awaitable[Any]) -> None:
+        self._items = [value, "reference"]
+
+    def __aiter__(self) -> "PairStream":
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._items:
+            raise StopAsyncIteration
+        return self._items.pop(0)
+
+    def next_ready(self) -> bool:
+        return True
+
+    async def completed(self) -> None:
+        """All is well."""
 
 
 class Place:
@@ -86,8 +107,8 @@ class Place:
         return Remote(self._answer)
 
     @property
-    def sample(self) -> TwoResults:
-        return TwoResults(self._answer)
+    def sample(self) -> Pairs:
+        return Pairs(self._answer)
 
     async def _nothing(self) -> int:
         return 0
@@ -165,7 +186,7 @@ def test_callers_that_give_up_before_they_are_served_take_no_member_with_them(
         await pool.start()
         for turns in range(40):
             member = cast(PoolMember, places[1]) if wanted else None
-            call = asyncio.ensure_future(pool.reference_and_value("sample", "x", member=member, work=WORK))
+            call = asyncio.ensure_future(pool.values_and_references("sample", "x", member=member, work=WORK))
             for _ in range(turns):
                 await asyncio.sleep(0)
             call.cancel()
@@ -189,10 +210,10 @@ def test_a_lost_member_is_replaced_while_the_others_serve(tmp_path: Path) -> Non
         await pool.start()
         first = cast(PoolMember, places[0])
         with pytest.raises(MemberLost, match="sampler 0 was lost: its process died"):
-            await pool.reference_and_value("sample", "die", member=first, work=WORK)
+            await pool.values_and_references("sample", "die", member=first, work=WORK)
         assert await pool.value("answer", "?", work=WORK) == "sampler 1"
-        reference, role = await within(5, pool.reference_and_value("sample", "?", member=first, work=WORK))
-        assert (reference, role) == ("reference", "sampler 0")
+        pairs = await within(5, pool.values_and_references("sample", "?", member=first, work=WORK))
+        assert pairs == [("sampler 0", "reference")]
         assert [place.opened for place in places] == [2, 1]
 
     run(test())
@@ -289,9 +310,9 @@ def test_a_wanted_member_that_was_given_up_is_not_waited_for(tmp_path: Path, oth
         await pool.start()
         wanted = cast(PoolMember, places[0])
         with pytest.raises(MemberLost):
-            await pool.reference_and_value("sample", "?", member=wanted, work=WORK)
+            await pool.values_and_references("sample", "?", member=wanted, work=WORK)
         with pytest.raises(PoolLost, match="be started"):
-            await within(5, pool.reference_and_value("sample", "?", member=wanted, work=WORK))
+            await within(5, pool.values_and_references("sample", "?", member=wanted, work=WORK))
         if others:
             assert await within(5, pool.value("answer", "?", work=WORK)) == "?"
 

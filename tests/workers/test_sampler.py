@@ -63,6 +63,11 @@ class CountedSampler(Sampler):
     def count(self) -> int:
         return self.beats
 
+    def slices(self, request: SamplingRequest, groups: list[int]) -> list[tuple[Rollouts, int]]:
+        """Each slice, and after how many of the engine's steps it was there."""
+        first = self.beats
+        return [(rollouts, self.beats - first) for rollouts in self.stream(request, None, groups)]
+
 
 class Engine:
     """A sampler actor, called synchronously, and its model folder."""
@@ -134,6 +139,23 @@ def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) 
     np.testing.assert_array_equal(part.logprobs, whole.logprobs[split:])
     other = engine.generate(request_of(engine.prompts, 4, first=50))
     assert not np.array_equal(other.tokens, whole.tokens)
+
+
+@pytest.mark.engine
+def test_a_batch_comes_in_slices_each_as_soon_as_it_is_whole(engine: Engine) -> None:
+    """64 of 80 responses fit the engine at once, so the last slice waits for room that others have left."""
+    request = request_of(engine.prompts, 16)
+    whole = engine.generate(request)
+    slices = ray.get(engine.actor.slices.remote(request, [2, 2, 1]))
+    parts, steps = zip(*slices, strict=True)
+    assert [len(part.prompts) for part in parts] == [2, 2, 1]
+    joined = Rollouts.join(parts)
+    np.testing.assert_array_equal(joined.tokens, whole.tokens)
+    np.testing.assert_array_equal(joined.logprobs, whole.logprobs)
+    np.testing.assert_array_equal(joined.lengths, whole.lengths)
+    assert joined.texts == whole.texts
+    # A response takes a step for each of its tokens; the engine is at work for longer than for those of the first slice.
+    assert whole.lengths[: 2 * 16].max() <= steps[0] < steps[2]
 
 
 @pytest.mark.engine

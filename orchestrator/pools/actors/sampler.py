@@ -1,11 +1,12 @@
 """The actor of a sampler engine."""
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.pools.actors.watchable import Watchable
 from workers.rollouts import Rollouts
-from workers.sampler import Sampler, SamplingRequest
+from workers.sampler import Sampled, Sampler, SamplingRequest
 from workers.weights import Weights
 
 
@@ -20,8 +21,13 @@ class SamplerActor(Watchable, Sampler):
         """Start the engine."""
         super().__init__(*self._arguments)
 
-    def sample(self, request: SamplingRequest, weights: Weights | None) -> tuple[Rollouts, tuple[int, float]]:
-        """``generate``, and (tokens, seconds)."""
+    def sample(
+        self, request: SamplingRequest, weights: Weights | None, groups: Sequence[int]
+    ) -> Iterator[Sampled | Rollouts]:
+        """``stream``; what is told of each slice, then the slice."""
         started = time.monotonic()
-        rollouts = self.generate(request, weights)
-        return rollouts, (len(rollouts.tokens), time.monotonic() - started)
+        for rollouts in self.stream(request, weights, groups):
+            now = time.monotonic()
+            yield Sampled(len(rollouts.tokens), now - started)
+            yield rollouts
+            started = now
