@@ -275,6 +275,11 @@ class LearnerPool(StrictModel):
     micro_batch_tokens: PositiveInt = 16_384
     """Largest micro-batch, in tokens with padding; a longer single sequence makes a micro-batch of its own."""
 
+    @property
+    def cells_in_flight(self) -> int:
+        """Of all groups together."""
+        return self.count * self.slots
+
 
 class PoolsSpec(StrictModel):
     """The two pools that all cells share."""

@@ -77,7 +77,7 @@ class Controller:
         samplers, learners = self.spec.pools.samplers, self.spec.pools.learners
         self.console.say(
             f"starting samplers: {samplers.count}, learner groups: {learners.count}, for "
-            f"{learners.count * learners.slots} cells in flight (engines take a while to load)"
+            f"{learners.cells_in_flight} cells in flight (engines take a while to load)"
         )
         by_id = {cell.id: cell for cell in grid}
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)

@@ -42,8 +42,7 @@ class Outlook:
 
     def ends(self) -> dict[str, float]:
         """Seconds until each cell is done that is trained or will be, if the run goes on as it did."""
-        learners = self._pools.learners
-        return expected_ends(self._running, self._waiting, learners.count * learners.slots)
+        return expected_ends(self._running, self._waiting, self._pools.learners.cells_in_flight)
 
     def line(self) -> str | None:
         """What is left of the grid, and how busy the pools were lately, for people; None where nothing is known."""

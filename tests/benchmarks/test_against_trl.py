@@ -43,7 +43,7 @@ def test_both_sides_train_the_same_cells_and_ours_is_evaluated_at_the_end_alone(
     assert as_written == spec
     assert [(cell.id, cell.update_steps) for cell in expand(spec)] == [("bp32-n16-s0", 5), ("bp32-n16-s1", 5)]
     assert [evaluated_steps(cell, spec.evaluation) for cell in expand(spec)] == [[5], [5]]
-    assert spec.pools.learners.count * spec.pools.learners.slots == 3
+    assert spec.pools.learners.cells_in_flight == 3
     settings = settings_of(spec)
     # The quickstart's 2e-4 at 1,024 rollouts, scaled by the root: 512 rollouts learn at 2e-4 / sqrt(2).
     assert settings["learning_rate"] == pytest.approx(1.41421356e-4)
