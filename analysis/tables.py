@@ -35,7 +35,7 @@ HISTORY_COLUMNS: dict[str, str] = {
     "train_reward": "mean reward of the training rollouts since the previous row, as all below unless they say otherwise",
     "response_tokens": "mean tokens of an answer",
     "truncated": "share of answers cut at the token limit",
-    "entropy": "mean token entropy of the policy, nats; in answers that were not computed -log p of their tokens stands for it",
+    "entropy": "mean token entropy of the policy, nats; from -log p of all sampled tokens where some answers were not computed",
     "kl": "mean k3 estimate of the divergence from the base model over the tokens of computed answers, nats",
     "grad_norm": "norm of the gradient before clipping",
     "loss": "training loss",

@@ -174,7 +174,8 @@ class LearnerRank:
         if rollouts.weights_version != trained.version:
             raise StaleRollouts(f"rollouts of {rollouts.weights_version} for a learner at {trained.version}")
         metrics = self.backward(rollouts, rewards)
-        metrics["staleness"] = float(version_step(trained.version) - version_step(rollouts.weights_version))
+        # This update's own number says which weights it is to learn on.
+        metrics["staleness"] = float(version_step(version) - 1 - version_step(rollouts.weights_version))
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), self._settings.optimiser.max_gradient_norm
         )
@@ -301,13 +302,16 @@ class LearnerRank:
             largest = float(maximum)
         total = dict(zip(_SUMS, sums.tolist(), strict=True))
         tokens = int(rollouts.lengths[computed].sum())
-        # Of the other responses -log p of the sampled tokens, whose expectation is the entropy.
-        surprisal = -float(rollouts.logprobs[~np.repeat(computed, rollouts.lengths)].sum(dtype=np.float64))
+        # -log p of sampled tokens has the entropy for its expectation, over all of them: which groups are left out depends on
+        # their answers, so exact entropies of the others would be those of a chosen part.
+        entropy = (
+            total["entropy"] / tokens if computed.all() else -float(rollouts.logprobs.mean(dtype=np.float64))
+        )
         flat = grpo.zero_variance(rewards)
         metrics = {
             "loss": total["loss"],
             "computed_share": float(computed.mean()),
-            "entropy": (total["entropy"] + surprisal) / len(rollouts.tokens),
+            "entropy": entropy,
             "importance_ratio": total["importance_ratio"] / tokens,
             "tis_capped": total["tis_capped"] / tokens,
             "logprob_difference": largest,

@@ -97,8 +97,11 @@ class Phases:
     async def _graded_part(self, part: Batch, weights: Ref, work: Work) -> list[GradedSlice]:
         slices = part.slices()
         gradings: list[asyncio.Task[GradedSlice]] = []
+        wanted = True
 
         def grade(sampled: Sampled, rollouts: Ref) -> None:
+            if not wanted:
+                return  # it came in the moment in which the part was given up
             graded = self._graded_slice(slices[len(gradings)], sampled, rollouts, work)
             gradings.append(asyncio.create_task(graded))
 
@@ -111,6 +114,7 @@ class Phases:
             await self._sampled_persistently(part, weights, work, sample)
             return [await grading for grading in gradings]
         finally:
+            wanted = False
             _give_up(gradings)
 
     async def _graded_slice(self, batch: Batch, sampled: Sampled, rollouts: Ref, work: Work) -> GradedSlice:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from grids.errors import UserError
 from orchestrator.failures.faults import MemberLost, is_storage_full
@@ -121,7 +121,9 @@ class LearnerGroup:
         except Exception as error:
             cause = root_cause(error)
             # These are raised by all ranks at the same point, before or after a step as a whole.
-            self.broken = not (isinstance(cause, Diverged | UserError) or is_storage_full(cause))
+            self.broken = not (
+                isinstance(cause, Diverged | UserError | ObjectLostError) or is_storage_full(cause)
+            )
             raise
         return calls, results
 

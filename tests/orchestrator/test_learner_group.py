@@ -139,6 +139,7 @@ class Rank:
         (Diverged("nan"), Diverged, False),
         (UserError("unfit"), UserError, False),
         (OSError(errno.ENOSPC, "full"), OSError, False),
+        (ray.exceptions.ObjectLostError("ab", None, ""), ray.exceptions.ObjectLostError, False),
         (OSError(errno.EIO, "torn"), OSError, True),
         (RuntimeError("unknown"), RuntimeError, True),
         (ray.exceptions.RayActorError(), RuntimeError, True),

@@ -9,6 +9,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import ray
+import torch
+from transformers import AutoModelForCausalLM
 
 from grids.spec import EasyRecipe, ModelSpec, OptimiserSpec
 from tests.tiny_models import make_model
@@ -64,6 +66,7 @@ class Group:
             threads=1,
             on_gpu=False,
         )
+        self.model = model
         actor = ray.remote(OpenLearner).options(num_cpus=0)
         self.ranks = [actor.remote(settings, rank, ranks) for rank in range(ranks)]
         host, port = ray.get(self.ranks[0].open_store.remote())
@@ -223,6 +226,38 @@ def test_answers_without_a_part_in_the_gradient_are_left_out_and_change_nothing(
     assert norm > 0.01
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, atol=1e-6 * max(1.0, norm), err_msg=name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_entropy_is_exact_where_all_answers_are_computed_and_else_that_of_all_sampled_tokens(
+    groups: dict[int, Group], ranks: int
+) -> None:
+    rollouts, rewards = random_rollouts("step-0")
+    groups[ranks].begin()
+    metrics = groups[ranks].call("update", 0, "step-1", 1e-3, rollouts, rewards)[0]
+    model = AutoModelForCausalLM.from_pretrained(groups[ranks].model, dtype=torch.float32)
+    entropies = []
+    for i, start in enumerate(rollouts.offsets[:-1]):
+        prompt = rollouts.prompts[i // rollouts.rollouts_per_problem]
+        tokens = torch.tensor([*prompt, *rollouts.tokens[start : start + rollouts.lengths[i]]])[None]
+        with torch.no_grad():
+            logits = model(tokens).logits[0, len(prompt) - 1 : -1] / 0.8
+        entropies += torch.distributions.Categorical(logits=logits).entropy().tolist()
+    assert len(entropies) == rollouts.lengths.sum()
+    assert metrics["entropy"] == pytest.approx(np.mean(entropies), rel=1e-5)
+
+    groups[ranks].begin(kl_coefficient=0.0, entropy_coefficient=0.0)
+    metrics = groups[ranks].call("update", 0, "step-1", 1e-3, rollouts, rewards)[0]
+    assert metrics["computed_share"] == 0.8
+    assert metrics["entropy"] == pytest.approx(-np.mean(rollouts.logprobs), rel=1e-5)
+
+
+def test_rollouts_of_weights_that_an_update_is_not_for_are_told(groups: dict[int, Group]) -> None:
+    rollouts, rewards = random_rollouts("step-0")
+    for version, staleness in (("step-1", 0), ("step-3", 2)):
+        groups[1].begin()
+        metrics = groups[1].call("update", 0, version, 1e-3, rollouts, rewards)[0]
+        assert metrics["staleness"] == staleness
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
