@@ -1,6 +1,7 @@
 """What becomes of a phase that was served: a line in the run folder, knowledge of costs, figures in MLflow."""
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from grids.spec import GridSpec
@@ -25,20 +26,38 @@ class Recording:
         tracker: Tracker,
         clock: Clock,
         trained_rollouts: int,
+        say: Callable[[str], None],
+        began: float,
     ) -> None:
-        """``trained_rollouts``: of all cells before this start, from where the step of MLflow's charts goes on."""
+        """Nothing served yet.
+
+        Args:
+            spec: of the run.
+            run_dir: its folder.
+            phase_log: takes the records.
+            tracker: takes the figures.
+            clock: of the run.
+            trained_rollouts: of all cells before this start, from where the step of MLflow's charts goes on.
+            say: tells people when the first rollouts to learn from are there.
+            began: Unix seconds at which they began to wait for them.
+        """
         self.costs = CostModel(recent_records(run_dir))
         self._sizes = pool_sizes(spec)
         self._log, self._tracker, self._clock = phase_log, tracker, clock
         self._trained_rollouts = trained_rollouts
         self._recent: deque[PhaseRecord] = deque(maxlen=RECENT_RECORDS)
         self._reported_at = clock.monotonic()
+        self._say, self._began = say, began
+        self._sampled = False
 
     def take(self, record: PhaseRecord) -> None:
         """A phase was served. Returns at once and never raises."""
         self._log.add(record)
         self.costs.observe(record)
         self._recent.append(record)
+        if record.kind is PhaseKind.SAMPLING and not record.failed and not self._sampled:
+            self._sampled = True
+            self._say(f"first rollouts to learn from {record.ended_at - self._began:.0f} s after the start")
         if record.kind is PhaseKind.LEARNING and not record.failed:
             self._trained_rollouts += record.sequences
         waited = self._clock.monotonic() - self._reported_at

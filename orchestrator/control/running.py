@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from grids.errors import UserError
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, load_grid
@@ -116,7 +118,9 @@ def _run(
             states[cell.id].committed_step * cell.batch_rollouts for cell in cells if cell.id in states
         )
         with PhaseLog(run_dir, lease.epoch, lease.check, console.say) as phase_log:
-            recording = Recording(spec, run_dir, phase_log, tracker, clock, trained)
+            # What people wait for includes the imports before this.
+            began = psutil.Process().create_time()
+            recording = Recording(spec, run_dir, phase_log, tracker, clock, trained, console.say, began)
             supervision = Supervision(
                 run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, recording.take
             )

@@ -69,9 +69,12 @@ class FiguresTracker:
 def test_a_recording_keeps_learns_and_reports_once_a_minute(tmp_path: Path) -> None:
     seconds = 1000.0
     tracker: Any = FiguresTracker()
+    said: list[str] = []
     clock = Clock(lambda: seconds, lambda: seconds)
     with PhaseLog(tmp_path, 1, lambda: None, print) as log:
-        recording = Recording(trial_grid(), tmp_path, log, cast(Tracker, tracker), clock, 800)
+        recording = Recording(
+            trial_grid(), tmp_path, log, cast(Tracker, tracker), clock, 800, said.append, began=-20.0
+        )
         for record in RECORDS[:3]:
             recording.take(record)
         assert tracker.sent == []
@@ -94,11 +97,13 @@ def test_a_recording_keeps_learns_and_reports_once_a_minute(tmp_path: Path) -> N
         "tokens_per_second": 0.4,
     }
     assert (step, at_ms) == (808, 1_060_000)
+    assert said == ["first rollouts to learn from 80 s after the start"]
 
 
 def test_a_recording_knows_what_earlier_controllers_recorded(tmp_path: Path) -> None:
     with PhaseLog(tmp_path, 1, lambda: None, print) as log:
         log.add(RECORDS[0])
     with PhaseLog(tmp_path, 2, lambda: None, print) as log:
-        recording = Recording(trial_grid(), tmp_path, log, cast(Tracker, FiguresTracker()), Clock(), 0)
+        tracker = cast(Tracker, FiguresTracker())
+        recording = Recording(trial_grid(), tmp_path, log, tracker, Clock(), 0, print, 0.0)
     assert recording.costs.seconds(PhaseKind.SAMPLING, 8) == pytest.approx(60)
