@@ -138,8 +138,7 @@ class Controller:
         if learners not in pools.learners:
             return  # another of its slots has
         pools.learners.remove(learners)
-        for member in learners.members:
-            await member.end()  # what it holds of the cluster is for others
+        await learners.end()
         reason = classify(error).reason
         self.console.say(f"a learner group is given up, {len(pools.learners)} are left: {reason}")
         if not pools.learners:

@@ -13,6 +13,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from grids.errors import UserError
 from orchestrator.failures.faults import MemberLost, is_storage_full
 from orchestrator.failures.ray_errors import root_cause
+from orchestrator.pools.placement import Placement
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of, persistently, watch
 from orchestrator.pools.turns import Turns
@@ -32,10 +33,16 @@ class LearnerGroup:
     """The ranks of one FSDP group, called together; it holds a cell in each of its slots and serves one call at a time."""
 
     def __init__(
-        self, members: list[PoolMember], slots: int, supervision: Supervision, accelerators: int
+        self,
+        members: list[PoolMember],
+        placement: Placement,
+        slots: int,
+        supervision: Supervision,
+        accelerators: int,
     ) -> None:
-        """Ranks in order, with so many accelerators in all; ``open`` starts them."""
+        """Ranks in order and their place, with so many accelerators in all; ``open`` starts them."""
         self.members = members
+        self._placement = placement
         self._server = Server(members[0].role.removesuffix(" rank 0"), accelerators)
         self.slots = [LearnerSlot(self, number) for number in range(slots)]
         self.broken = True
@@ -70,10 +77,24 @@ class LearnerGroup:
 
     async def _open(self) -> None:
         limit = self._supervision.policy.start_seconds
+        await self.end()
+        await self._placement.open()
         await all_of(*(member.open() for member in self.members))
         first = self.members[0]
         host, port = await watch([first], first.handle.open_store.remote(), self._supervision, limit)
         await self._together(lambda rank: rank.join.remote(host, port), lambda call: call, limit)
+
+    async def end(self) -> None:
+        """End all ranks and their processes; what they held of the cluster is for others."""
+        for member in self.members:
+            await member.end()
+        self._placement.let_go()
+
+    def let_go(self) -> None:
+        """Tell Ray to end all ranks, without waiting for them."""
+        for member in self.members:
+            member.let_go()
+        self._placement.let_go()
 
     async def call(
         self,

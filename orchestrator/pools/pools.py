@@ -12,7 +12,8 @@ from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.learner_group import LearnerGroup
 from orchestrator.pools.members import RUN_VARIABLE
-from orchestrator.pools.resources import engine_accelerators, group_accelerators
+from orchestrator.pools.placement import Placement
+from orchestrator.pools.resources import engine_accelerators, group_accelerators, rank_resources
 from orchestrator.pools.shared_pool import SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision, all_of
 from workers.learning import LearnerSettings
@@ -32,9 +33,10 @@ class Pools:
 
     def let_go(self) -> None:
         """Tell Ray to end all actors, without waiting for them."""
-        groups = [member for group in self.learners for member in group.members]
-        for member in [*self.samplers.members, *self.grader.members, *groups]:
+        for member in [*self.samplers.members, *self.grader.members]:
             member.let_go()
+        for group in self.learners:
+            group.let_go()
 
 
 def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) -> Pools:
@@ -44,11 +46,10 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
 
     sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners
     variables = {RUN_VARIABLE: str(supervision.run_dir)}
-    sampler_class = _remote(SamplerActor, sampler_spec.cpus, sampler_spec.gpus, variables | _threads(1))
-    learner_class = _remote(
-        LearnerActor, learner_spec.cpus, learner_spec.gpus, variables | _threads(learner_spec.cpus)
-    )
-    grader_class = _remote(GraderActor, spec.verifier.workers, 0, variables)
+    sampler_class, learner_class, grader_class = map(_remote, (SamplerActor, LearnerActor, GraderActor))
+    sampler_options = _options(sampler_spec.cpus, sampler_spec.gpus, variables | _threads(1))
+    learner_options = _options(learner_spec.cpus, learner_spec.gpus, variables | _threads(learner_spec.cpus))
+    grader_options = _options(spec.verifier.workers, 0, variables)
     settings = LearnerSettings(
         model=spec.model,
         recipe=spec.recipe,
@@ -60,39 +61,42 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
     )
 
     def new_sampler() -> ActorHandle:
-        return sampler_class.remote(spec.model, spec.sampling, sampler_spec, longest_prompt)
+        return sampler_class.options(**sampler_options).remote(
+            spec.model, spec.sampling, sampler_spec, longest_prompt
+        )
 
-    def new_rank(rank: int) -> Callable[[], ActorHandle]:
-        return lambda: learner_class.remote(settings, rank, learner_spec.ranks)
+    def new_rank(rank: int, placement: Placement) -> Callable[[], ActorHandle]:
+        return lambda: learner_class.options(
+            **learner_options, scheduling_strategy=placement.strategy(rank)
+        ).remote(settings, rank, learner_spec.ranks)
+
+    def new_group(number: int) -> LearnerGroup:
+        role, ranks = f"learner {number}", range(learner_spec.ranks)
+        placement = Placement(role, [rank_resources(spec.pools) for _ in ranks], supervision.say)
+        members = [
+            PoolMember(f"{role} rank {rank}", new_rank(rank, placement), supervision) for rank in ranks
+        ]
+        accelerators = group_accelerators(spec.pools)
+        return LearnerGroup(members, placement, learner_spec.slots, supervision, accelerators)
 
     def new_grader() -> ActorHandle:
-        return grader_class.remote(spec.verifier, spec.sampling)
+        return grader_class.options(**grader_options).remote(spec.verifier, spec.sampling)
 
     samplers = [PoolMember(f"sampler {i}", new_sampler, supervision) for i in range(sampler_spec.count)]
-    groups = [
-        LearnerGroup(
-            [
-                PoolMember(f"learner {group} rank {rank}", new_rank(rank), supervision)
-                for rank in range(learner_spec.ranks)
-            ],
-            learner_spec.slots,
-            supervision,
-            group_accelerators(spec.pools),
-        )
-        for group in range(learner_spec.count)
-    ]
     grader = PoolMember("grader", new_grader, supervision)
     return Pools(
         SharedPool(samplers, supervision, engine_accelerators(spec.pools)),
-        groups,
+        [new_group(number) for number in range(learner_spec.count)],
         SharedPool([grader], supervision, accelerators=0),
     )
 
 
-def _remote(actor: type, cpus: int, gpus: int, variables: dict[str, str]) -> Any:
-    return ray.remote(concurrency_groups={WATCH_GROUP: 1})(actor).options(
-        num_cpus=cpus, num_gpus=gpus, runtime_env={"env_vars": variables}
-    )
+def _remote(actor: type) -> Any:
+    return ray.remote(concurrency_groups={WATCH_GROUP: 1})(actor)
+
+
+def _options(cpus: int, gpus: int, variables: dict[str, str]) -> dict[str, Any]:
+    return {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
 
 
 def _threads(threads: int) -> dict[str, str]:

@@ -29,6 +29,13 @@ def group_accelerators(pools: PoolsSpec) -> int:
     return learners.ranks * (learners.gpus or learners.cpus)
 
 
+def rank_resources(pools: PoolsSpec) -> Resources:
+    """What one rank of a learner group takes."""
+    learners = pools.learners
+    amounts: Resources = {"CPU": learners.cpus, "GPU": learners.gpus}
+    return {resource: amount for resource, amount in amounts.items() if amount}
+
+
 def resource_faults(spec: GridSpec, nodes: Sequence[Resources]) -> list[str]:
     """Why a grid does not fit on a cluster of these nodes; empty when it fits.
 

@@ -203,6 +203,10 @@ class StandInGroup:
         for member in self.members:
             await member.end()
 
+    def let_go(self) -> None:
+        for member in self.members:
+            member.let_go()
+
 
 class StandInSlot:
     """A slot of such a group. As the real one it goes on with an update whose caller has been cancelled."""

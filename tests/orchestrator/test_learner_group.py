@@ -16,6 +16,7 @@ from orchestrator.clock import SYSTEM_CLOCK
 from orchestrator.pools import learner_group
 from orchestrator.pools.learner_group import GroupBroken, LearnerGroup, all_ranks
 from orchestrator.pools.members import Member
+from orchestrator.pools.placement import Placement
 from orchestrator.pools.supervision import PoolMember, Supervision
 from orchestrator.pools.work import Work
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
@@ -133,6 +134,10 @@ class Rank:
         return RuntimeError(f"{self.role} was lost")
 
 
+PLACE = Placement("learner 0", [], print)
+"""Of a group that nobody opens."""
+
+
 @pytest.mark.parametrize(
     ("end", "raised", "broken"),
     [
@@ -149,7 +154,7 @@ def test_only_an_error_that_all_ranks_recover_from_leaves_the_group_fit(
     tmp_path: Path, end: Exception, raised: type[Exception], broken: bool
 ) -> None:
     shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, lambda _: None)
-    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), 1, shared, 2)
+    group = LearnerGroup(cast(list[PoolMember], [Rank(0, end), Rank(1, end)]), PLACE, 1, shared, 2)
     group.broken = False
     with pytest.raises(raised):
         asyncio.run(group.slots[0].save(tmp_path))
@@ -162,7 +167,7 @@ def test_full_storage_of_one_rank_alone_breaks_the_group(
     monkeypatch.setattr(learner_group, "RANKS_AGREE_SECONDS", 0.01)
     shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, lambda _: None)
     ranks = [Rank(0, OSError(errno.ENOSPC, "full")), Rank(1, None)]
-    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared, 2)
+    group = LearnerGroup(cast(list[PoolMember], ranks), PLACE, 1, shared, 2)
     group.broken = False
     with pytest.raises(GroupBroken):
         asyncio.run(group.slots[0].save(tmp_path))
@@ -173,7 +178,7 @@ def test_calls_of_a_slot_are_recorded_as_the_groups_with_cell_and_step(tmp_path:
     records: list[PhaseRecord] = []
     shared = Supervision(tmp_path, 1, lambda: None, FailuresSpec(), SYSTEM_CLOCK, print, records.append)
     ranks = [Rank(0, None), Rank(1, None)]
-    group = LearnerGroup(cast(list[PoolMember], ranks), 1, shared, 6)
+    group = LearnerGroup(cast(list[PoolMember], ranks), PLACE, 1, shared, 6)
     group.broken = False
 
     async def train() -> None:

@@ -17,10 +17,12 @@ from grids.loading import parse_grid
 from grids.spec import FailuresSpec, GridSpec
 from orchestrator.clock import SYSTEM_CLOCK
 from orchestrator.failures.faults import FaultKind, MemberLost, classify
+from orchestrator.pools import placement as placement_module
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
 from orchestrator.pools.agreement import Disagreement, prove_agreement, require_agreement
 from orchestrator.pools.members import Member, this_member
+from orchestrator.pools.placement import Placement
 from orchestrator.pools.pools import Pools, make_pools
 from orchestrator.pools.shared_pool import Ref, SharedPool
 from orchestrator.pools.supervision import PoolMember, Supervision
@@ -233,3 +235,38 @@ def test_pairs_come_one_by_one_and_leave_what_they_refer_to_where_it_is(
             asyncio.run(ask())
         assert seen[0] == "first"
     assert not BROUGHT
+
+
+class Rank:
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.timeout(120)
+def test_a_group_that_finds_no_room_for_all_its_ranks_takes_none(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster has 8 cores: two groups of two ranks of 3 cores would each take a half, and wait for the other's."""
+    monkeypatch.setattr(placement_module, "PLACE_SECONDS", 1.0)
+    said: list[str] = []
+
+    async def both() -> None:
+        first, second = (Placement(f"learner {i}", [{"CPU": 3.0}] * 2, said.append) for i in range(2))
+        opening = [asyncio.ensure_future(place.open()) for place in (first, second)]
+        done, waiting = await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        one, other = (first, second) if done == {opening[0]} else (second, first)
+        ranks = [
+            ray.remote(Rank).options(num_cpus=3, scheduling_strategy=one.strategy(i)).remote() for i in (0, 1)
+        ]
+        assert len({await rank.node.remote() for rank in ranks}) == 1
+        await asyncio.sleep(2.5)
+        assert not waiting.pop().done()
+        assert any("has no room for all its ranks" in line for line in said)
+        one.let_go()
+        await asyncio.gather(*opening)
+        with pytest.raises(ray.exceptions.RayActorError):
+            await ranks[0].node.remote()
+        other.let_go()
+
+    asyncio.run(both())
