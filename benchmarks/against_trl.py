@@ -6,7 +6,8 @@ Both sides train the same cells (seeds) of the quickstart's model with the same 
 the same two cores: TRL one cell after the other in one warm process (or in several at once: ``--trl-processes``), in the fastest
 of the variants that are tried first; ours as one Ray job with engines and a learner group of one thread each, from the first
 cell's start to the last one's end, final evaluations, commits and MLflow included. Start-up is told apart. The ceiling is cores /
-core-seconds of a rollout, from a grid of one cell, whose phases never overlap. The sides take turns, and medians are shown.
+core-seconds of a rollout, from a grid of one cell on one engine, whose phases never overlap. The sides
+take turns, and medians are shown.
 
 TRL's vLLM runs in its process (its server takes weights by NCCL only) and in bfloat16, which vLLM makes of float32 models and TRL
 has no option for; its importance weights are capped as ours. TRL's other two paths need none: they sample from the model itself.
@@ -157,9 +158,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
             ) from None
         # Its services live for this turn alone: TRL has the cores to itself.
         with Site(folder / f"site-{number}", cpus=LOGICAL_CPUS) as site:
+            one_by_one = argparse.Namespace(**vars(options) | {"samplers": 1, "slots": 1})
             ours, alone = (
-                measure_grid(site, grid(options, name, train, site.validation, cells), RUN_SECONDS)
-                for name, cells in (("interleaved", options.cells), ("alone", 1))
+                measure_grid(site, grid(taken, name, train, site.validation, cells), RUN_SECONDS)
+                for name, taken, cells in (
+                    ("interleaved", options, options.cells),
+                    ("alone", one_by_one, 1),
+                )
             )
         repetitions.append(Repetition(trl, ours, alone))
         print(f"repetition {number}: {_rates(repetitions[-1])}", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ def make_model(folder: Path, *, tied: bool = False, seed: int = 0, layers: int =
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=512,
         tie_word_embeddings=tied,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,

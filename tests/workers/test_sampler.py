@@ -13,10 +13,12 @@ from grids.spec import ModelSpec, SamplerPool, SamplingSpec
 from tests.tiny_models import make_model
 from workers.packing import pack_weights, unpack_weights
 from workers.rollouts import Rollouts, rollout_seed
-from workers.sampler import Sampler, SamplingRequest, checkpoint_shapes
+from workers.sampler import Sampler, SamplingRequest
 from workers.weights import Weights, mismatched_tensors
 
 TEMPERATURE = 0.8
+LONG_PROMPT = 300
+"""Tokens: more than two blocks of 128, which is what vLLM's prefix cache keeps on a CPU."""
 PROMPTS = ["12+34=", "5+678=", "90+12=", "3+4=", "777+1="]
 
 
@@ -63,6 +65,12 @@ class CountedSampler(Sampler):
     def count(self) -> int:
         return self.beats
 
+    def cached_tokens(self, request: SamplingRequest) -> int:
+        """Of the first prompt, found in the prefix cache."""
+        prompt: Any = {"prompt_token_ids": list(request.prompts[0])}
+        (output,) = self._llm.generate([prompt], self.parameters(request)[:1], use_tqdm=False)
+        return int(output.num_cached_tokens)
+
     def slices(self, request: SamplingRequest, groups: list[int]) -> list[tuple[Rollouts, int]]:
         """Each slice, and after how many of the engine's steps it was there."""
         first = self.beats
@@ -81,7 +89,7 @@ class Engine:
             ModelSpec(path=str(folder)),
             SamplingSpec(temperature=TEMPERATURE, max_tokens=6),
             SamplerPool(max_sequences=64),
-            longest_prompt=12,
+            longest_prompt=LONG_PROMPT,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
@@ -96,6 +104,10 @@ def engine(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=True))
     yield engine
     ray.kill(engine.actor)
+
+
+def named_weights(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
 def reference_logprobs(model: torch.nn.Module, rollouts: Rollouts) -> np.ndarray:
@@ -115,14 +127,13 @@ def reference_logprobs(model: torch.nn.Module, rollouts: Rollouts) -> np.ndarray
 @pytest.mark.engine
 def test_logprobs_are_those_of_the_weights_last_sent(engine: Engine) -> None:
     model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
-    shapes = checkpoint_shapes(str(engine.folder))
     generator = torch.Generator().manual_seed(1)
     for version in ("first", "second"):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-        named = [(name, parameter) for name, parameter in model.named_parameters() if name in shapes]
-        rollouts = engine.generate(request_of(engine.prompts, 4), pack_weights(version, "float32", named))
+        weights = pack_weights(version, "float32", named_weights(model))
+        rollouts = engine.generate(request_of(engine.prompts, 4), weights)
         assert rollouts.weights_version == version
         np.testing.assert_allclose(rollouts.logprobs, reference_logprobs(model, rollouts), atol=1e-4)
 
@@ -139,6 +150,21 @@ def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) 
     np.testing.assert_array_equal(part.logprobs, whole.logprobs[split:])
     other = engine.generate(request_of(engine.prompts, 4, first=50))
     assert not np.array_equal(other.tokens, whole.tokens)
+
+
+@pytest.mark.engine
+def test_a_prompt_that_the_engine_has_seen_before_gives_the_same_bits(engine: Engine) -> None:
+    """Its first blocks come from the prefix cache then, as where an evaluation meets problems of a training batch."""
+    digits = [token for prompt in engine.prompts for token in prompt[:-1]]
+    request = request_of([(digits * LONG_PROMPT)[:LONG_PROMPT]], 4)
+    model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
+    engine.generate(request_of(engine.prompts, 1), pack_weights("fresh", "float32", named_weights(model)))
+    cold = engine.generate(request)
+    assert ray.get(engine.actor.cached_tokens.remote(request)) == 256
+    warm = engine.generate(request)
+    np.testing.assert_array_equal(warm.tokens, cold.tokens)
+    np.testing.assert_array_equal(warm.logprobs, cold.logprobs)
+    np.testing.assert_allclose(cold.logprobs, reference_logprobs(model, cold), atol=1e-4)
 
 
 @pytest.mark.engine
