@@ -36,6 +36,8 @@ class _OwedRow:
     columns: dict[str, Any]
     """All but the evaluation's."""
     evaluation: "asyncio.Task[tuple[dict[str, Any], list[dict[str, Any]]]]"
+    hurry: asyncio.Future[float]
+    """Tells the evaluation how urgent it has become."""
 
 
 class Listener(Protocol):
@@ -231,8 +233,11 @@ class CellRun:
         }
         columns |= progress.close_interval()
         # Later steps must not be held up; a stop gives it up only where no later step has been made.
-        evaluation = asyncio.create_task(self._phases.unstoppable().evaluate(weights, cell.id, progress.step))
-        self._owed = _OwedRow(before, columns, evaluation)
+        hurry: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        evaluation = asyncio.create_task(
+            self._phases.unstoppable().evaluate(weights, cell.id, progress.step, hurry)
+        )
+        self._owed = _OwedRow(before, columns, evaluation, hurry)
 
     async def _land_row(self) -> None:
         """Wait for the evaluation that is under way, if any, and write its row."""
@@ -240,6 +245,8 @@ class CellRun:
         if owed is None:
             return
         self.phase = f"evaluation at step {owed.before.step}"
+        if not owed.hurry.done():
+            owed.hurry.set_result(self._remaining.seconds(self._cell, self._progress.step))
         if owed.before.step == self._progress.step:
             evaluation, samples = await self._phases.unless_stopped(lambda: owed.evaluation)
         else:

@@ -24,7 +24,7 @@ from workers.sampler import Sampled
 T = TypeVar("T")
 
 EVALUATION_URGENCY = -1.0
-"""Below that of any training step: evaluations fill gaps."""
+"""Below that of any training step: evaluations fill gaps, as long as their cell does not wait for them."""
 
 
 class Stopped(Exception):
@@ -167,18 +167,21 @@ class Phases:
             raise PoisonedProblems([part.sources[i] for i in positions], fault.reason) from error
 
     async def evaluate(
-        self, weights: Ref, cell: str, step: int
+        self, weights: Ref, cell: str, step: int, hurry: asyncio.Future[float] | None = None
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(validation and train-probe columns of a history row, validation rollouts to keep) of a cell's weights."""
+        """(validation and train-probe columns of a history row, validation rollouts to keep) of a cell's weights.
+
+        ``hurry`` brings the urgency of what comes to wait for it.
+        """
         kept = self.spec.evaluation.kept_rollouts
         validation = validation_batch(self.spec, self.data)
         (columns, samples), seconds = await self._evaluated(
-            "evaluate_all", validation, weights, cell, step, kept
+            "evaluate_all", validation, weights, cell, step, hurry, kept
         )
         if self.spec.evaluation.train_probe.problems:
             probe = probe_batch(self.spec, self.data)
             (probe_columns, failures), probe_seconds = await self._evaluated(
-                "probe_all", probe, weights, cell, step
+                "probe_all", probe, weights, cell, step, hurry
             )
             seconds += probe_seconds
             columns |= probe_columns
@@ -186,10 +189,24 @@ class Phases:
         return columns | {"seconds_evaluating": seconds}, samples
 
     async def _evaluated(
-        self, method: str, batch: Batch, weights: Ref, cell: str, step: int, *arguments: object
+        self,
+        method: str,
+        batch: Batch,
+        weights: Ref,
+        cell: str,
+        step: int,
+        hurry: asyncio.Future[float] | None,
+        *arguments: object,
     ) -> tuple[Any, float]:
         """(what a method of the grader says of a sampled batch, seconds of the engines)."""
-        work = Work(PhaseKind.EVALUATION, cell, step, batch.request.sequences, urgency=EVALUATION_URGENCY)
+        work = Work(
+            PhaseKind.EVALUATION,
+            cell,
+            step,
+            batch.request.sequences,
+            urgency=EVALUATION_URGENCY,
+            hurry=hurry,
+        )
         rollouts, tokens, seconds = await self.sample(batch, weights, work)
         graded = replace(work, kind=PhaseKind.EVALUATION_GRADING, tokens=tokens)
         result = await self._repeating(

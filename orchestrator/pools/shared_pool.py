@@ -102,7 +102,7 @@ class SharedPool:
             raise self._given_up[wanted]
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        member = await self._turns.take(work.urgency, wanted)
+        member = await self._turns.take(work.urgency, wanted, work.hurry)
         try:
             server = Server(member.role, self._accelerators)
             call = watch([member], awaited(remote(member.handle)), self._supervision)

@@ -21,7 +21,8 @@ class Turns(Generic[M]):
         """No member is free yet."""
         self._free: list[M] = []
         self._callers: list[_Caller[M]] = []
-        """Heap of those whom any member serves. One that gave up, or was told of an error, stands in it until it comes up."""
+        """Heap of those whom any member serves. One that gave up, was told of an error, or was served at a higher urgency, stands
+        in it until it comes up."""
         self._wanting: dict[M, list[_Caller[M]]] = {}
         """Heaps of those whom only one member will do."""
         self._coming = itertools.count()
@@ -41,12 +42,15 @@ class Turns(Generic[M]):
         _, _, turn = heapq.heappop(min(queues, key=lambda queue: queue[0]))
         turn.set_result(member)
 
-    async def take(self, urgency: float, wanted: M | None = None) -> M:
+    async def take(
+        self, urgency: float, wanted: M | None = None, hurry: asyncio.Future[float] | None = None
+    ) -> M:
         """A member, as soon as it is this caller's turn; the caller gives it back.
 
         Args:
             urgency: higher is served earlier.
             wanted: only this member will do; any when None.
+            hurry: brings a higher urgency, while the caller waits or before.
 
         Raises:
             Exception: the error that ``close`` was told of.
@@ -59,7 +63,15 @@ class Turns(Generic[M]):
                 return member
         turn: asyncio.Future[M] = asyncio.get_running_loop().create_future()
         queue = self._callers if wanted is None else self._wanting.setdefault(wanted, [])
-        heapq.heappush(queue, (-urgency, next(self._coming), turn))
+        coming = next(self._coming)
+        heapq.heappush(queue, (-urgency, coming, turn))
+
+        def raise_urgency(hurry: asyncio.Future[float]) -> None:
+            if not hurry.cancelled() and not turn.done():
+                heapq.heappush(queue, (-hurry.result(), coming, turn))
+
+        if hurry is not None:
+            hurry.add_done_callback(raise_urgency)
         try:
             return await turn
         except asyncio.CancelledError:
@@ -67,6 +79,9 @@ class Turns(Generic[M]):
                 # It got one in the very moment that it gave up.
                 self.give(turn.result())
             raise
+        finally:
+            if hurry is not None:
+                hurry.remove_done_callback(raise_urgency)
 
     def refuse(self, member: M, error: Exception) -> None:
         """Raise ``error`` for all who want just this member, which will never be free again."""

@@ -25,6 +25,8 @@ class Work:
     """Of their responses, where they are there already."""
     urgency: float = 0.0
     """Of several that wait the most urgent is served first."""
+    hurry: asyncio.Future[float] | None = None
+    """Brings a higher urgency when somebody comes to wait for the work."""
     count_tokens: Callable[[Any], int] | None = None
     """Tells the tokens from the call's result, where the call makes them."""
 

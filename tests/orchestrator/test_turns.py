@@ -40,6 +40,46 @@ def test_the_most_urgent_caller_is_served_first_and_equals_in_the_order_of_their
     run(test())
 
 
+@pytest.mark.parametrize("wanted", [None, "engine"])
+def test_a_caller_in_a_hurry_is_served_before_those_that_were_more_urgent(wanted: str | None) -> None:
+    async def test() -> None:
+        turns: Turns[str] = Turns()
+        loop = asyncio.get_running_loop()
+        hurries: dict[str, asyncio.Future[float]] = {name: loop.create_future() for name in "cd"}
+        urgencies = {"a": 1.0, "b": 3.0, "c": -1.0, "d": -1.0, "e": 2.0}
+        callers = {}
+        for name, urgency in urgencies.items():
+            callers[name] = asyncio.create_task(turns.take(urgency, wanted, hurries.get(name)))
+            await asyncio.sleep(0)
+        hurries["d"].set_result(2.5)
+        await asyncio.sleep(0)
+        assert await order_of_service(turns, callers, "engine") == "bdeac"
+        # What waits no more is not served once more.
+        turns.give("engine")
+        assert turns.free == 1
+        late = asyncio.create_task(turns.take(-1.0, wanted, hurries["d"]))
+        assert await late == "engine"
+        hurries["c"].set_result(9.0)
+        await asyncio.sleep(0)
+        turns.give("engine")
+        assert turns.free == 1
+
+    run(test())
+
+
+def test_a_caller_that_comes_in_a_hurry_need_not_wait_for_the_less_urgent() -> None:
+    async def test() -> None:
+        turns: Turns[str] = Turns()
+        hurry: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        hurry.set_result(5.0)
+        callers = {"a": await asked(turns, 1.0), "b": asyncio.create_task(turns.take(-1.0, hurry=hurry))}
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await order_of_service(turns, callers, "engine") == "ba"
+
+    run(test())
+
+
 def test_a_caller_that_wants_one_member_waits_for_it_and_holds_up_nobody() -> None:
     async def test() -> None:
         turns: Turns[str] = Turns()
