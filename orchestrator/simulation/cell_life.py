@@ -92,7 +92,8 @@ class CellLife:
         sequences: int = 0,
     ) -> None:
         await self._hand_over(kind)
-        self.uncommitted += await group.call(opening, Call(kind, self.cell.id, step, sequences, urgency))
+        done = await group.call(opening, Call(kind, self.cell.id, step, sequences, urgency))
+        self.uncommitted += done  # apart from the call, or what others add meanwhile would be lost
 
     async def _step(self, step: int, urgency: float) -> None:
         """Sample and grade the batch of a step, in parts, each graded while others are sampled."""
@@ -135,7 +136,8 @@ class CellLife:
         repeats = 0
         while True:
             try:
-                self.uncommitted += await call()
+                done = await call()
+                self.uncommitted += done  # as in ``_learner``
                 return
             except MemberLost as error:
                 decision = decide(classify(error, phase), self.state, self._spec.failures, repeats)

@@ -204,6 +204,28 @@ def test_a_lost_group_costs_what_no_commit_had_kept(commits: int, wall: float, l
     assert seen.lost_accelerator_seconds == pytest.approx(lost + 0.5 * 3)
 
 
+def test_work_that_was_done_side_by_side_is_lost_as_a_whole() -> None:
+    # Steps end at 3, 6, ... The evaluations of steps 2 and 4 run on the second engine from 6 to 10 and from 12 to 16, beside
+    # sampling and learning. Step 8 is sampled at 23, and its learning finds the group dead: eight times 2 s of sampling and
+    # two evaluations of 4 s on 4 cores, seven times 1 s of learning on 3.
+    times = Fixed({SAMPLING: 2.0, LEARNING: 1.0, EVALUATION: 4.0})
+    spec = grid(steps=8, engines=2, marks=True, backoff_seconds=2)
+    lost: dict[str, Any] = {"lifetimes": Scripted(learner_0=[22.5]), "restart_seconds": 10}
+    seen = outcome(spec, times, evaluation=((10, 1),), **lost)
+    assert seen.lost_accelerator_seconds == pytest.approx((8 * 2 + 2 * 4) * 4 + 7 * 3)
+    # What was done beyond that is the grid once: eight steps and the evaluations of steps 2, 4 and 8.
+    done = sum(seen.accelerator_seconds.values())
+    assert done - seen.lost_accelerator_seconds == pytest.approx((8 * 2 + 3 * 4) * 4 + 8 * 3)
+
+
+def test_all_parts_of_a_batch_are_lost() -> None:
+    # Two parts of 4 rollouts, 2 s each: the first step at 3, the second is sampled at 5 and finds the group dead.
+    times = Fixed({LEARNING: 1.0}, {SAMPLING: 0.5})
+    spec = grid(steps=2, engines=2, full_engine=4, backoff_seconds=2)
+    seen = outcome(spec, times, lifetimes=Scripted(learner_0=[4.5]), restart_seconds=10)
+    assert seen.lost_accelerator_seconds == pytest.approx(2 * 2 * 2 * 4 + 1 * 3)
+
+
 @pytest.mark.parametrize(
     ("policy", "finished", "wall"),
     [({}, 2, 17.5), ({"own_failures": 0}, 1, 15.5), ({"preemptions": 0}, 1, 15.5)],
