@@ -3,19 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
-from orchestrator.control.batches import parts_of_batch
 from orchestrator.control.cell_run import commit_is_due
 from orchestrator.control.phases import EVALUATION_URGENCY
 from orchestrator.failures.decisions import Action, decide
 from orchestrator.failures.faults import MemberLost, Phase, classify
 from orchestrator.pools.supervision import all_of
 from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.spreading import parts_of_batch, slices_of_part, split
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.simulation.members import Call, Observer, SimulatedGroup, SimulatedPool
 from orchestrator.store.cell_state import CellState, Commit
@@ -96,16 +95,35 @@ class CellLife:
         self.uncommitted += done  # apart from the call, or what others add meanwhile would be lost
 
     async def _step(self, step: int, urgency: float) -> None:
-        """Sample and grade the batch of a step, in parts, each graded while others are sampled."""
-        n = self.cell.rollouts_per_problem
-
-        async def part(groups: int) -> None:
-            sampling = Call(PhaseKind.SAMPLING, self.cell.id, step, groups * n, urgency)
-            await self._sample(sampling)
-            await self._grade(replace(sampling, kind=PhaseKind.GRADING))
-
+        """Sample and grade the batch of a step, in parts."""
         await self._hand_over(PhaseKind.SAMPLING)
-        await _side_by_side([part(groups) for groups in self._parts(self.cell.problems_per_batch, n)])
+        parts = self._parts(self.cell.problems_per_batch, self.cell.rollouts_per_problem)
+        await _side_by_side([self._graded_part(groups, step, urgency) for groups in parts])
+
+    async def _graded_part(self, groups: int, step: int, urgency: float) -> None:
+        """Sample a part, and grade it in slices, all but the last one while the engine goes on."""
+        n = self.cell.rollouts_per_problem
+        *earlier, last = (len(one) * n for one in split(groups, slices_of_part(groups, n)))
+        sampling = Call(PhaseKind.SAMPLING, self.cell.id, step, groups * n, urgency, slices=len(earlier) + 1)
+        gradings: list[asyncio.Task[None]] = []
+
+        def grading(rollouts: int) -> Coroutine[Any, Any, None]:
+            return self._grade(replace(sampling, kind=PhaseKind.GRADING, sequences=rollouts, slices=1))
+
+        def grade() -> None:
+            gradings.append(asyncio.create_task(grading(earlier[len(gradings)])))
+
+        async def sample() -> float:
+            await _give_up(gradings)  # of a try that failed nothing is kept
+            return await self._samplers.call(replace(sampling, each=grade))
+
+        try:
+            await self._repeating(Phase.SAMPLING, sample)
+            await grading(last)
+            for one in gradings:
+                await one
+        finally:
+            await _give_up(gradings)
 
     async def _evaluate(self, step: int) -> None:
         for problems, samples in self._conditions.evaluation:
@@ -114,7 +132,9 @@ class CellLife:
             )
             await self._hand_over(PhaseKind.EVALUATION)
             parts = self._parts(problems, samples)
-            await _side_by_side([self._sample(replace(whole, sequences=part * samples)) for part in parts])
+            await _side_by_side(
+                [self._sample(replace(whole, sequences=groups * samples)) for groups in parts]
+            )
             await self._grade(replace(whole, kind=PhaseKind.EVALUATION_GRADING))
 
     def _parts(self, groups: int, rollouts_per_problem: int) -> list[int]:
@@ -122,8 +142,7 @@ class CellLife:
         parts = parts_of_batch(
             groups, rollouts_per_problem, self._samplers.free, self._spec.pools.samplers.max_sequences
         )
-        bounds = [groups * number // parts for number in range(parts + 1)]
-        return [end - start for start, end in pairwise(bounds)]
+        return [len(one) for one in split(groups, parts)]
 
     async def _sample(self, call: Call) -> None:
         await self._repeating(Phase.SAMPLING, lambda: self._samplers.call(call))
@@ -154,13 +173,21 @@ class CellLife:
     async def _give_up_evaluation(self) -> None:
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
-            evaluation.cancel()
-            await asyncio.gather(evaluation, return_exceptions=True)
+            await _give_up([evaluation])
 
     async def _hand_over(self, kind: PhaseKind) -> None:
         seconds = self._conditions.handovers.get(kind, 0.0)
         if seconds > 0:
             await asyncio.sleep(seconds)
+
+
+async def _give_up(tasks: list[asyncio.Task[None]]) -> None:
+    if not tasks:  # nearly always
+        return
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()
 
 
 async def _side_by_side(work: list[Coroutine[Any, Any, None]]) -> None:

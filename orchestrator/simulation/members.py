@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -58,6 +59,10 @@ class Call:
     step: int
     sequences: int
     urgency: float
+    slices: int = 1
+    """In which its rollouts come, each after an equal share of the time."""
+    each: Callable[[], None] = lambda: None
+    """Told of every slice but the last one, which comes with the end."""
 
 
 @dataclass(eq=False)
@@ -89,12 +94,18 @@ class Member:
         loop = asyncio.get_running_loop()
         started, failed = loop.time(), True
         seconds = self.conditions.times.seconds(call.kind, call.sequences)
+        ends = min(started + seconds, self.dies_at)
         try:
-            if self.dies_at < started + seconds:
-                await asyncio.sleep(self.dies_at - started)
+            for number in range(1, call.slices):
+                comes = started + seconds * number / call.slices
+                if comes > ends:
+                    break
+                await asyncio.sleep(comes - loop.time())
+                call.each()
+            await asyncio.sleep(ends - loop.time())
+            if ends < started + seconds:
                 self.observer.losses[self.name.partition(" ")[0]] += 1
                 raise MemberLost(self.name, "it died")
-            await asyncio.sleep(seconds)
             failed = False
         finally:
             busy = loop.time() - started

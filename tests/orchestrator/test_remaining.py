@@ -63,6 +63,24 @@ def test_a_batch_that_fills_several_engines_goes_through_sampling_and_grading_in
         assert left.seconds == pytest.approx(35, rel=0.02)
 
 
+def test_only_the_last_slice_of_a_large_part_is_graded_after_it() -> None:
+    grid = dump_grid(trial_grid())
+    grid["grid"] |= {"problems_per_batch": [3], "rollouts_per_problem": [512], "compute_rollouts": 6 * 1536}
+    # Each kind takes 1 s for 512 rollouts, whatever else.
+    model = CostModel(
+        of_kind(kind, rollouts / 512, rollouts)
+        for kind in (PhaseKind.SAMPLING, PhaseKind.GRADING, PhaseKind.LEARNING)
+        for rollouts in (512, 512, 1536)
+    )
+    # One engine takes the whole batch, in slices of one problem; two take one and two problems.
+    for engines, chain in ((1, 6 * (3 + 1 + 3)), (2, 6 * (2 + 1 + 3))):
+        grid["pools"]["samplers"] |= {"count": engines, "max_sequences": 512}
+        spec = GridSpec.model_validate(grid)
+        left = RemainingWork(spec, model).of(expand(spec)[0], 0)
+        assert left.chain == pytest.approx(chain, rel=0.02)
+        assert left.grading == pytest.approx(18, rel=0.02)
+
+
 def test_the_bound_is_the_busiest_pools_work_or_the_longest_chain() -> None:
     one = Remaining(12, 3, 6, 2, 4, 3, chain=28)
     # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6.

@@ -71,10 +71,14 @@ def grid(
     marks: bool = False,
     commits: int = 1000,
     full_engine: int = 1000,
+    batch: tuple[int, int] = (2, 4),
     **failures: Any,
 ) -> GridSpec:
-    """Cells of batches of 2 * 4 rollouts; evaluated after steps 2, 4, 8 ... where ``marks``."""
+    """Cells of batches of (problems, rollouts of each); those of 2 * 4 are evaluated after steps 2, 4, 8 ... where ``marks``."""
     spec = dump_grid(trial_grid(cells, steps, groups, slots, commits, **failures))
+    problems, rollouts = batch
+    spec["grid"] |= {"problems_per_batch": [problems], "rollouts_per_problem": [rollouts]}
+    spec["grid"]["compute_rollouts"] = steps * problems * rollouts
     spec["pools"]["samplers"] |= {"count": engines, "cpus": 4, "max_sequences": full_engine}
     spec["pools"]["learners"] |= {"ranks": 3, "cpus": 1}
     if not marks:
@@ -152,6 +156,42 @@ def test_a_batch_spreads_over_free_engines() -> None:
     times = Fixed({LEARNING: 1.0}, {SAMPLING: 0.5})
     assert outcome(grid(engines=2, full_engine=4), times).wall_seconds == pytest.approx(9)
     assert outcome(grid(engines=2, full_engine=8), times).wall_seconds == pytest.approx(15)
+
+
+@pytest.mark.parametrize(
+    ("grading", "handover", "step"),
+    [
+        (1.0, 0.0, 8.0),  # graded from 2 to 3, from 4 to 5 and from 6 to 7
+        (1.0, 0.5, 8.5),  # the last one from 6.5
+        (3.0, 0.0, 12.0),  # the grader is behind: from 2 to 5, to 8, to 11
+    ],
+)
+def test_slices_of_a_part_are_graded_while_it_is_sampled(
+    grading: float, handover: float, step: float
+) -> None:
+    # Three slices of 512 rollouts come after 2, 4 and 6 s; then 1 s of learning.
+    times = Fixed({SAMPLING: 6.0, LEARNING: 1.0}, {GRADING: grading / 512})
+    seen = outcome(grid(steps=2, batch=(3, 512)), times, handovers={GRADING: handover})
+    assert seen.wall_seconds == pytest.approx(2 * step)
+    assert seen.busy_shares["grader"] == pytest.approx(3 * grading / step)
+
+
+def test_slices_of_parts_side_by_side_share_the_grader() -> None:
+    # Two parts of two slices: two come after 2 s and two after 4 s, and are graded from 2 to 4 and from 4 to 6.
+    times = Fixed({SAMPLING: 4.0, GRADING: 1.0, LEARNING: 1.0})
+    spec = grid(steps=1, batch=(4, 512), engines=2, full_engine=1024)
+    assert outcome(spec, times).wall_seconds == pytest.approx(7)
+
+
+def test_of_a_part_whose_engine_is_lost_no_grading_is_kept() -> None:
+    times, costs = Fixed({SAMPLING: 6.0, GRADING: 3.0, LEARNING: 1.0}), Recorded()
+    spec = grid(steps=1, batch=(3, 512), backoff_seconds=2)
+    world = Conditions(times, lifetimes=Scripted(sampler_0=[5.0]), restart_seconds=1)
+    wall = simulate(spec, expand(spec), world, costs).wall_seconds
+    # Slices came at 2 and 4; the engine is lost at 5 and tried again from 7 to 13. The second slice is then being graded.
+    graded = [(one.started_at, one.ended_at, one.failed) for one in costs.seen if one.kind is GRADING]
+    assert graded == [(2, 5, False), (5, 7, True), (9, 12, False), (12, 15, False), (15, 18, False)]
+    assert wall == pytest.approx(19)
 
 
 def test_handovers_lengthen_the_chain_and_keep_nobody_busy() -> None:
@@ -277,7 +317,20 @@ def test_the_bound_is_the_busiest_pool_or_the_longest_cell() -> None:
     assert bound.seconds == pytest.approx(80)
 
 
-@pytest.mark.parametrize("seed", range(10))
+def test_the_longest_cell_waits_for_the_grading_of_its_last_slice_only() -> None:
+    # Three slices of 512 rollouts, 1 s of grading each; an evaluation of 3 * 512 rollouts is graded whole, and by 2 s each.
+    times = Fixed(
+        {SAMPLING: 6.0, LEARNING: 1.0, EVALUATION: 6.0},
+        {GRADING: 1 / 512, PhaseKind.EVALUATION_GRADING: 2 / 512},
+    )
+    spec = grid(steps=2, batch=(3, 512), marks=True)  # both steps are evaluated
+    conditions = Conditions(times, ((3, 512),))
+    bound = lower_bound(spec, expand(spec), conditions)
+    assert bound.grading == pytest.approx(2 * (3 + 6))
+    assert bound.chain == pytest.approx(2 * (6 + 1 + 1) + 6 + 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
     draws = random.Random(seed)
     spec = grid(
@@ -287,7 +340,12 @@ def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
         engines=draws.randint(1, 4),
         groups=draws.randint(1, 2),
         marks=True,
-        full_engine=draws.choice([2, 4, 8]),
+        **draws.choice(
+            [
+                {"full_engine": draws.choice([2, 4, 8])},
+                {"full_engine": draws.choice([256, 700, 2000]), "batch": (draws.randint(2, 6), 512)},
+            ]
+        ),
     )
     times = Fixed(
         {kind: draws.uniform(0, 3) for kind in PhaseKind}, {kind: draws.uniform(0, 0.2) for kind in PhaseKind}
