@@ -23,7 +23,7 @@ from grids.expansion import Cell, expand
 from grids.loading import load_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
-from orchestrator.simulation.bound import lower_bound
+from orchestrator.simulation.bound import makespan_bound
 from orchestrator.simulation.conditions import Conditions, RandomLosses
 from orchestrator.simulation.simulator import simulate
 from orchestrator.store.phase_log import PhaseKind
@@ -100,7 +100,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     spec, cells = paper_grid(arguments.cells, arguments.compute, arguments.max_batch, pools)
     laws = dict(LAWS)
     steps = [cell.update_steps for cell in cells]
-    bound = lower_bound(spec, cells, Conditions(LawTimes(laws), EVALUATION))
+    bound = makespan_bound(spec, cells, Conditions(LawTimes(laws), EVALUATION))
     conditions = Conditions(
         LawTimes(laws, arguments.noise, random.Random(arguments.seed)),
         EVALUATION,

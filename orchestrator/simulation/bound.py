@@ -29,17 +29,19 @@ class Bound(NamedTuple):
         return max(self)
 
 
-def lower_bound(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions) -> Bound:
-    """Of these cells on the grid's pools. ``conditions.times`` must not be random."""
+def makespan_bound(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions) -> Bound:
+    """Of the makespan of these cells from nothing, on the grid's pools in a simulated world.
+
+    ``conditions.times`` must not be random. Of what is left of a real grid see ``scheduling.remaining.lower_bound``.
+    """
     seconds, handovers = conditions.times.seconds, conditions.handovers
     engines, full = spec.pools.samplers.count, spec.pools.samplers.max_sequences
 
     def alone(kind: PhaseKind, grading: PhaseKind, groups: int, n: int) -> tuple[float, float, float]:
         """(engine's seconds, grader's seconds, seconds until it is graded) of a batch."""
         part = largest_part(groups, n, engines, full)
-        last = (
-            graded_last(part, n) if grading is PhaseKind.GRADING else groups
-        )  # evaluations are graded whole
+        # Evaluations are graded as a whole.
+        last = graded_last(part, n) if grading is PhaseKind.GRADING else groups
         soonest = seconds(kind, part * n) + seconds(grading, last * n)
         soonest += handovers.get(kind, 0.0) + handovers.get(grading, 0.0)
         return seconds(kind, groups * n), seconds(grading, groups * n), soonest

@@ -13,7 +13,7 @@ from grids.expansion import expand
 from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
-from orchestrator.simulation.bound import Bound, lower_bound
+from orchestrator.simulation.bound import Bound, makespan_bound
 from orchestrator.simulation.conditions import Conditions, RandomLosses
 from orchestrator.simulation.simulator import Outcome, simulate
 from orchestrator.simulation.virtual_time import NothingHappens, run_in_virtual_time
@@ -304,7 +304,7 @@ def test_the_bound_is_the_busiest_pool_or_the_longest_cell() -> None:
         {SAMPLING: 0.5},
     )
     spec = grid(cells=10, steps=4, engines=4, groups=2, full_engine=4, marks=True)
-    bound = lower_bound(spec, expand(spec), Conditions(times, ((4, 1),), {LEARNING: 0.5}))
+    bound = makespan_bound(spec, expand(spec), Conditions(times, ((4, 1),), {LEARNING: 0.5}))
     # A step samples 1 + 8 * 0.5 = 5, or two parts of 1 + 4 * 0.5 = 3 each; two evaluations, after steps 2 and 4.
     assert bound == pytest.approx(
         Bound(
@@ -325,7 +325,7 @@ def test_the_longest_cell_waits_for_the_grading_of_its_last_slice_only() -> None
     )
     spec = grid(steps=2, batch=(3, 512), marks=True)  # both steps are evaluated
     conditions = Conditions(times, ((3, 512),))
-    bound = lower_bound(spec, expand(spec), conditions)
+    bound = makespan_bound(spec, expand(spec), conditions)
     assert bound.grading == pytest.approx(2 * (3 + 6))
     assert bound.chain == pytest.approx(2 * (6 + 1 + 1) + 6 + 6)
 
@@ -333,6 +333,9 @@ def test_the_longest_cell_waits_for_the_grading_of_its_last_slice_only() -> None
 @pytest.mark.parametrize("seed", range(20))
 def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
     draws = random.Random(seed)
+    small = (2, 4), draws.choice([2, 4, 8])
+    sliced = (draws.randint(2, 6), 512), draws.choice([256, 700, 2000])
+    batch, full_engine = draws.choice([small, sliced])
     spec = grid(
         cells=draws.randint(1, 8),
         steps=draws.randint(1, 9),
@@ -340,18 +343,14 @@ def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
         engines=draws.randint(1, 4),
         groups=draws.randint(1, 2),
         marks=True,
-        **draws.choice(
-            [
-                {"full_engine": draws.choice([2, 4, 8])},
-                {"full_engine": draws.choice([256, 700, 2000]), "batch": (draws.randint(2, 6), 512)},
-            ]
-        ),
+        batch=batch,
+        full_engine=full_engine,
     )
     times = Fixed(
         {kind: draws.uniform(0, 3) for kind in PhaseKind}, {kind: draws.uniform(0, 0.2) for kind in PhaseKind}
     )
     conditions: dict[str, Any] = {"evaluation": ((4, 2), (2, 1)), "handovers": {SAMPLING: 0.1}}
-    bound = lower_bound(spec, expand(spec), Conditions(times, **conditions)).seconds
+    bound = makespan_bound(spec, expand(spec), Conditions(times, **conditions)).seconds
     assert outcome(spec, times, **conditions).wall_seconds >= bound * (1 - 1e-9)
 
 
