@@ -10,6 +10,9 @@ from orchestrator.scheduling.costs import TRAINING, CostModel
 from orchestrator.scheduling.spreading import graded_last, largest_part
 from orchestrator.store.phase_log import PhaseKind
 
+Alike = tuple[int, int, int]
+"""Rollouts of a batch, steps, steps made: what the seconds that are left of a cell depend on."""
+
 
 class Remaining(NamedTuple):
     """Seconds that a cell will still keep members of the pools busy."""
@@ -83,6 +86,10 @@ class RemainingWork:
                 model.evaluation_seconds(PhaseKind.EVALUATION_GRADING),
             )
         return found
+
+    def alike(self, cell: Cell, step: int) -> Alike:
+        """The same for cells of which the same is left."""
+        return cell.batch_rollouts, cell.update_steps, step
 
     def seconds(self, cell: Cell, step: int) -> float:
         """All that is left of a cell that has made so many steps."""

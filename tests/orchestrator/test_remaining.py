@@ -137,6 +137,37 @@ def test_before_anything_is_known_the_cell_of_most_steps_comes_first() -> None:
     assert waiting.pop() is small
 
 
+class Counted(RemainingWork):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def seconds(self, cell: Cell, step: int) -> float:
+        self.asked += 1
+        return super().seconds(cell, step)
+
+
+def test_what_is_left_is_worked_out_once_for_cells_that_are_alike() -> None:
+    spec, model = trial_grid(seeds=40, steps=8), costs()
+    small = expand(spec)
+    large = [replace(cell, rollouts_per_problem=16, update_steps=2) for cell in small]
+    remaining = Counted(spec, model)
+    waiting = WaitingCells([*small, *large], remaining)
+    for cell in reversed([*small, *large]):
+        waiting.add(cell, 0)
+    for cell in small[:20]:  # these come back after a step
+        waiting.discard(cell.id)
+        waiting.add(cell, 1)
+    model.observe(of_kind(PhaseKind.LEARNING, 1.0, 8))
+    remaining.asked = 0
+    assert waiting.pop() is small[20]
+    assert remaining.asked == 3
+    # A step takes 3.5 s for 8 rollouts, 14 s for 32; an evaluation 7 s, after 2, 4 and 8 small steps or after each large one:
+    # 8 * 3.5 + 3 * 7 = 49 s, 45.5 s where a step is made, and 2 * 14 + 2 * 7 = 42 s.
+    popped = [waiting.pop() for _ in range(len(waiting))]
+    assert popped == [*small[21:], *small[:20], *large]
+
+
 def test_a_cell_that_is_taken_out_or_added_anew_waits_once() -> None:
     waiting, cells = make_waiting(trial_grid(seeds=3), CostModel())
     for cell in cells:
