@@ -16,7 +16,7 @@ from orchestrator.pools.supervision import all_of
 from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.scheduling.spreading import parts_of_batch, slices_of_part, split
 from orchestrator.simulation.conditions import Conditions
-from orchestrator.simulation.members import Call, Observer, SimulatedGroup, SimulatedPool
+from orchestrator.simulation.members import Call, Decision, Observer, SimulatedGroup, SimulatedPool
 from orchestrator.store.cell_state import CellState, Commit
 from orchestrator.store.phase_log import PhaseKind
 
@@ -64,7 +64,7 @@ class CellLife:
         for step in range(self.state.committed_step + 1, cell.update_steps + 1):
             started = perf_counter()
             urgency = self._remaining.seconds(cell, step - 1)
-            self._observer.decided(started)
+            self._observer.decided(Decision.LEFT, started)
             await self._step(step, urgency)
             await self._learner(group, opening, PhaseKind.LEARNING, step, urgency, cell.batch_rollouts)
             if self._evaluation is not None and self._evaluation.done():

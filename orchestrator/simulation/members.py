@@ -5,6 +5,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from time import perf_counter
 
 from orchestrator.failures.faults import MemberLost
@@ -12,6 +13,16 @@ from orchestrator.pools.turns import Turns
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
+
+
+class Decision(StrEnum):
+    """What scheduler and controller decide, or work out for it."""
+
+    MEMBER = "who a free member serves"
+    LEFT = "what is left of a cell"
+    NEXT_CELL = "which cell a slot takes"
+    WAITING = "where a cell stands in line"
+    COSTS = "what a phase tells of costs"
 
 
 class Observer:
@@ -29,8 +40,8 @@ class Observer:
         self.losses: defaultdict[str, int] = defaultdict(int)
         """Members lost, by pool."""
         self.phases = 0
-        self.decisions = array("d")
-        """Seconds of a real clock, for each decision."""
+        self.decisions: dict[Decision, array[float]] = {kind: array("d") for kind in Decision}
+        """Seconds of a real clock, for each decision of a kind."""
 
     def record(self, record: PhaseRecord) -> None:
         """A phase has ended."""
@@ -43,11 +54,11 @@ class Observer:
             self.accelerator_seconds[record.kind] += work
         started = perf_counter()
         self.costs.observe(record)
-        self.decided(started)
+        self.decided(Decision.COSTS, started)
 
-    def decided(self, started: float) -> None:
+    def decided(self, kind: Decision, started: float) -> None:
         """A decision has been made that began at this time of ``perf_counter``."""
-        self.decisions.append(perf_counter() - started)
+        self.decisions[kind].append(perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -204,4 +215,4 @@ def give(turns: Turns[Member], member: Member) -> None:
     """Give a member back: here it is decided who is served next."""
     started = perf_counter()
     turns.give(member)
-    member.observer.decided(started)
+    member.observer.decided(Decision.MEMBER, started)
