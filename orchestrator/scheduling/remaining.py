@@ -97,7 +97,8 @@ class RemainingWork:
 
 
 def lower_bound(cells: Iterable[Remaining], engines: int, groups: int) -> float:
-    """Seconds that no schedule can do without: the busiest pool's work (there is one grader), or the longest cell's own chain."""
+    """Seconds that no schedule of what is left can do without: the busiest pool's work (there is one grader), or the longest
+    cell's own chain."""
     sampling = grading = learning = longest = 0.0
     for one in cells:
         sampling += one.sampling + one.evaluations * one.evaluation
