@@ -2,25 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil
 
 from grids.expansion import Cell
 from grids.spec import GridSpec
 from orchestrator.control.data import GridData, PromptSet
+from orchestrator.scheduling.spreading import parts_of_batch, slices_of_part, split
 from workers.grading import evenly_spaced
 from workers.problems import batch_indices
 from workers.rollouts import rollout_seed
 from workers.sampler import SamplingRequest
-
-GRADED_AT_ONCE = 512
-"""Rollouts that are graded together at least, while the engine goes on with others: fewer would cost more than they save."""
-
-
-def parts_of_batch(groups: int, rollouts_per_problem: int, engines: int, full_engine: int) -> int:
-    """In how many parts a batch is sampled; the arguments are those of ``Batch.spread``."""
-    filled = groups * rollouts_per_problem // full_engine
-    return max(1, min(engines, filled, groups))
 
 
 @dataclass(frozen=True)
@@ -57,14 +47,10 @@ class Batch:
 
     def slices(self) -> list["Batch"]:
         """The batch in what is graded together."""
-        groups = len(self.golds)
-        at_once = ceil(GRADED_AT_ONCE / self.request.rollouts_per_problem)
-        return self._split(max(1, groups // at_once))
+        return self._split(slices_of_part(len(self.golds), self.request.rollouts_per_problem))
 
-    def _split(self, parts: int) -> list["Batch"]:
-        groups = len(self.golds)
-        bounds = [groups * number // parts for number in range(parts + 1)]
-        return [self.part(range(start, end)) for start, end in pairwise(bounds)]
+    def _split(self, pieces: int) -> list["Batch"]:
+        return [self.part(positions) for positions in split(len(self.golds), pieces)]
 
 
 def training_batch(cell: Cell, step: int, data: GridData) -> Batch:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from grids.expansion import Cell, evaluated_steps
 from grids.spec import GridSpec
-from orchestrator.control.batches import parts_of_batch
+from orchestrator.scheduling.spreading import graded_last, largest_part
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.store.phase_log import PhaseKind
 
@@ -20,7 +20,8 @@ class Bound(NamedTuple):
     grading: float
     """All grading, by one grader."""
     chain: float
-    """The phases of the longest cell that follow one another, each batch spread over as many engines as it fills."""
+    """The phases of the longest cell that follow one another, each batch spread over as many engines as it fills; of a step's
+    grading only the last slice of a part follows its sampling."""
 
     @property
     def seconds(self) -> float:
@@ -28,15 +29,20 @@ class Bound(NamedTuple):
         return max(self)
 
 
-def lower_bound(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions) -> Bound:
-    """Of these cells on the grid's pools. ``conditions.times`` must not be random."""
+def makespan_bound(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions) -> Bound:
+    """Of the makespan of these cells from nothing, on the grid's pools in a simulated world.
+
+    ``conditions.times`` must not be random. ``scheduling.remaining.lower_bound`` is of what is left of a real grid.
+    """
     seconds, handovers = conditions.times.seconds, conditions.handovers
     engines, full = spec.pools.samplers.count, spec.pools.samplers.max_sequences
 
     def alone(kind: PhaseKind, grading: PhaseKind, groups: int, n: int) -> tuple[float, float, float]:
         """(engine's seconds, grader's seconds, seconds until it is graded) of a batch."""
-        largest = -(-groups // parts_of_batch(groups, n, engines, full)) * n
-        soonest = seconds(kind, largest) + seconds(grading, largest)
+        part = largest_part(groups, n, engines, full)
+        # Evaluations are graded as a whole.
+        last = graded_last(part, n) if grading is PhaseKind.GRADING else groups
+        soonest = seconds(kind, part * n) + seconds(grading, last * n)
         soonest += handovers.get(kind, 0.0) + handovers.get(grading, 0.0)
         return seconds(kind, groups * n), seconds(grading, groups * n), soonest
 

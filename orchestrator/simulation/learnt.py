@@ -52,10 +52,17 @@ def evaluation_batches(spec: GridSpec, records: Sequence[PhaseRecord]) -> tuple[
 
 
 def handovers(records: Sequence[PhaseRecord]) -> dict[PhaseKind, float]:
-    """Median seconds, by kind, from the end of a cell's phase to the next one's asking: what controller and network take."""
+    """Median seconds, by kind, from the end of a cell's phase to the next one's asking: what controller and network take.
+
+    A grading that is asked for while its step is still being sampled, on whichever engine, counts as 0: its slice came just
+    before, which no record tells, and the phase that ended last has nothing to do with it.
+    """
     by_cell: defaultdict[str, list[PhaseRecord]] = defaultdict(list)
+    samplings: defaultdict[tuple[str, int], list[PhaseRecord]] = defaultdict(list)
     for record in records:
         by_cell[record.cell].append(record)
+        if record.kind is PhaseKind.SAMPLING:
+            samplings[record.cell, record.step].append(record)
     seconds: defaultdict[PhaseKind, list[float]] = defaultdict(list)
     for of_cell in by_cell.values():
         ends = sorted(record.ended_at for record in of_cell)
@@ -64,7 +71,12 @@ def handovers(records: Sequence[PhaseRecord]) -> dict[PhaseKind, float]:
             asked = _asked_at(record)
             while done < len(ends) and ends[done] <= asked:
                 done += 1
-            if done:
+            sampled_meanwhile = record.kind is PhaseKind.GRADING and any(
+                one.started_at <= asked < one.ended_at for one in samplings[record.cell, record.step]
+            )
+            if sampled_meanwhile:
+                seconds[record.kind].append(0.0)
+            elif done:
                 seconds[record.kind].append(asked - ends[done - 1])
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 

@@ -3,7 +3,9 @@
 import asyncio
 from array import array
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from time import perf_counter
 
 from orchestrator.failures.faults import MemberLost
@@ -11,6 +13,16 @@ from orchestrator.pools.turns import Turns
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
+
+
+class Decision(StrEnum):
+    """What scheduler and controller decide, or work out for it."""
+
+    MEMBER = "who a free member serves"
+    LEFT = "what is left of a cell"
+    NEXT_CELL = "which cell a slot takes"
+    WAITING = "where a cell stands in line"
+    COSTS = "what a phase tells of costs"
 
 
 class Observer:
@@ -28,8 +40,8 @@ class Observer:
         self.losses: defaultdict[str, int] = defaultdict(int)
         """Members lost, by pool."""
         self.phases = 0
-        self.decisions = array("d")
-        """Seconds of a real clock, for each decision."""
+        self.decisions: dict[Decision, array[float]] = {kind: array("d") for kind in Decision}
+        """Seconds of a real clock, for each decision of a kind."""
 
     def record(self, record: PhaseRecord) -> None:
         """A phase has ended."""
@@ -42,11 +54,11 @@ class Observer:
             self.accelerator_seconds[record.kind] += work
         started = perf_counter()
         self.costs.observe(record)
-        self.decided(started)
+        self.decided(Decision.COSTS, started)
 
-    def decided(self, started: float) -> None:
+    def decided(self, kind: Decision, started: float) -> None:
         """A decision has been made that began at this time of ``perf_counter``."""
-        self.decisions.append(perf_counter() - started)
+        self.decisions[kind].append(perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,12 @@ class Call:
     step: int
     sequences: int
     urgency: float
+    hurry: asyncio.Future[float] | None = None
+    """As in ``Work``."""
+    slices: int = 1
+    """In which its rollouts come, each after an equal share of the time."""
+    each: Callable[[], None] = lambda: None
+    """Told of every slice but the last one, which comes with the end."""
 
 
 @dataclass(eq=False)
@@ -89,12 +107,18 @@ class Member:
         loop = asyncio.get_running_loop()
         started, failed = loop.time(), True
         seconds = self.conditions.times.seconds(call.kind, call.sequences)
+        ends = min(started + seconds, self.dies_at)
         try:
-            if self.dies_at < started + seconds:
-                await asyncio.sleep(self.dies_at - started)
+            for number in range(1, call.slices):
+                comes = started + seconds * number / call.slices
+                if comes > ends:
+                    break
+                await asyncio.sleep(comes - loop.time())
+                call.each()
+            await asyncio.sleep(ends - loop.time())
+            if ends < started + seconds:
                 self.observer.losses[self.name.partition(" ")[0]] += 1
                 raise MemberLost(self.name, "it died")
-            await asyncio.sleep(seconds)
             failed = False
         finally:
             busy = loop.time() - started
@@ -134,7 +158,7 @@ class SimulatedPool:
         """Accelerator-seconds of a call to a free member. Raises MemberLost; that member is replaced."""
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        member = await self._turns.take(call.urgency)
+        member = await self._turns.take(call.urgency, hurry=call.hurry)
         try:
             done = await member.serve(call, loop.time() - asked)
         except MemberLost:
@@ -193,4 +217,4 @@ def give(turns: Turns[Member], member: Member) -> None:
     """Give a member back: here it is decided who is served next."""
     started = perf_counter()
     turns.give(member)
-    member.observer.decided(started)
+    member.observer.decided(Decision.MEMBER, started)

@@ -17,7 +17,7 @@ from orchestrator.scheduling.usage import pool_sizes
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.simulation.cell_life import CellLife
 from orchestrator.simulation.conditions import Conditions
-from orchestrator.simulation.members import Member, Observer, SimulatedGroup, SimulatedPool
+from orchestrator.simulation.members import Decision, Member, Observer, SimulatedGroup, SimulatedPool
 from orchestrator.simulation.virtual_time import run_in_virtual_time
 from orchestrator.store.phase_log import PhaseKind
 
@@ -47,8 +47,8 @@ class Outcome:
     idle_share: float
     """Of the accelerators that are held; who is started anew is idle."""
     phases: int
-    decisions: "array[float]" = field(repr=False)
-    """Seconds of a real clock, for each decision: who is served, what is left of a cell, which cell is next, learning the costs."""
+    decisions: "Mapping[Decision, array[float]]" = field(repr=False)
+    """Seconds of a real clock, for each decision of a kind."""
 
 
 def simulate(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions, costs: CostModel) -> Outcome:
@@ -95,7 +95,9 @@ class _Simulation:
             self._lives[cell.id] = CellLife(
                 cell, self._spec, self._conditions, self._remaining, samplers, grader, self._observer
             )
+            started = perf_counter()
             self._waiting.add(cell, 0)
+            self._observer.decided(Decision.WAITING, started)
         # Every group gets a first cell before any gets a second one.
         await asyncio.gather(*(self._serve(group) for _ in range(pools.learners.slots) for group in groups))
         return self._outcome(asyncio.get_running_loop().time())
@@ -109,7 +111,7 @@ class _Simulation:
             else:
                 started = perf_counter()
                 cell = self._waiting.pop()
-                self._observer.decided(started)
+                self._observer.decided(Decision.NEXT_CELL, started)
                 self._running += 1
                 await self._attempt(self._lives[cell.id], group)
                 self._running -= 1
@@ -133,7 +135,7 @@ class _Simulation:
     def _come_back(self, life: CellLife) -> None:
         started = perf_counter()
         self._waiting.add(life.cell, life.state.committed_step)
-        self._observer.decided(started)
+        self._observer.decided(Decision.WAITING, started)
         self._delayed -= 1
         self._tell()
 

@@ -68,6 +68,27 @@ def test_handovers_run_from_the_last_end_to_the_asking_and_waiting_is_none() -> 
     assert handovers(records) == {GRADING: (0.5 + 0.25) / 2, LEARNING: 0.25, SAMPLING: 1.0}
 
 
+def test_a_slice_that_is_graded_beside_the_sampling_of_its_step_is_handed_over_at_once() -> None:
+    records = [
+        record(LEARNING, 0.0),  # to 1
+        record(SAMPLING, 9.0, 2.0, waited=7.75, step=2),  # asked at 1.25, 9 to 11
+        record(SAMPLING, 9.0, 4.0, waited=7.75, step=2),  # another part, to 13
+        record(GRADING, 10.0, step=2),  # the first slice of one of them
+        record(GRADING, 11.5, step=2),  # the last of the first part, or another one of the second
+        record(GRADING, 13.125, 0.5, step=2),  # to 13.625
+        record(LEARNING, 13.75, step=2),
+    ]
+    assert handovers(records) == {SAMPLING: 0.25, GRADING: 0.0, LEARNING: 0.125}
+    # Sampling of another step, or of another cell, is no overlap: 0.5 after the end of its own.
+    elsewhere = [
+        record(SAMPLING, 0.0),  # to 1
+        record(SAMPLING, 0.0, 9.0, step=5),
+        record(SAMPLING, 0.0, 9.0, cell="other"),
+        record(GRADING, 1.5),
+    ]
+    assert handovers(elsewhere) == {GRADING: 0.5}
+
+
 def test_an_evaluation_is_as_large_as_the_largest_that_was_seen() -> None:
     spec = GridSpec.model_validate(
         dump_grid(trial_grid())

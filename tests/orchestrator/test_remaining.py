@@ -63,6 +63,24 @@ def test_a_batch_that_fills_several_engines_goes_through_sampling_and_grading_in
         assert left.seconds == pytest.approx(35, rel=0.02)
 
 
+def test_only_the_last_slice_of_a_large_part_is_graded_after_it() -> None:
+    grid = dump_grid(trial_grid())
+    grid["grid"] |= {"problems_per_batch": [3], "rollouts_per_problem": [512], "compute_rollouts": 6 * 1536}
+    # Each kind takes 1 s for 512 rollouts, whatever else.
+    model = CostModel(
+        of_kind(kind, rollouts / 512, rollouts)
+        for kind in (PhaseKind.SAMPLING, PhaseKind.GRADING, PhaseKind.LEARNING)
+        for rollouts in (512, 512, 1536)
+    )
+    # One engine takes the whole batch, in slices of one problem; two take one and two problems.
+    for engines, chain in ((1, 6 * (3 + 1 + 3)), (2, 6 * (2 + 1 + 3))):
+        grid["pools"]["samplers"] |= {"count": engines, "max_sequences": 512}
+        spec = GridSpec.model_validate(grid)
+        left = RemainingWork(spec, model).of(expand(spec)[0], 0)
+        assert left.chain == pytest.approx(chain, rel=0.02)
+        assert left.grading == pytest.approx(18, rel=0.02)
+
+
 def test_the_bound_is_the_busiest_pools_work_or_the_longest_chain() -> None:
     one = Remaining(12, 3, 6, 2, 4, 3, chain=28)
     # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6.
@@ -117,6 +135,37 @@ def test_before_anything_is_known_the_cell_of_most_steps_comes_first() -> None:
     waiting.add(large, 0)
     waiting.add(small, 0)
     assert waiting.pop() is small
+
+
+class Counted(RemainingWork):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def seconds(self, cell: Cell, step: int) -> float:
+        self.asked += 1
+        return super().seconds(cell, step)
+
+
+def test_what_is_left_is_worked_out_once_for_cells_that_are_alike() -> None:
+    spec, model = trial_grid(seeds=40, steps=8), costs()
+    small = expand(spec)
+    large = [replace(cell, rollouts_per_problem=16, update_steps=2) for cell in small]
+    remaining = Counted(spec, model)
+    waiting = WaitingCells([*small, *large], remaining)
+    for cell in reversed([*small, *large]):
+        waiting.add(cell, 0)
+    for cell in small[:20]:  # these come back after a step
+        waiting.discard(cell.id)
+        waiting.add(cell, 1)
+    model.observe(of_kind(PhaseKind.LEARNING, 1.0, 8))
+    remaining.asked = 0
+    assert waiting.pop() is small[20]
+    assert remaining.asked == 3
+    # A step takes 3.5 s for 8 rollouts, 14 s for 32; an evaluation 7 s, after 2, 4 and 8 small steps or after each large one:
+    # 8 * 3.5 + 3 * 7 = 49 s, 45.5 s where a step is made, and 2 * 14 + 2 * 7 = 42 s.
+    popped = [waiting.pop() for _ in range(len(waiting))]
+    assert popped == [*small[21:], *small[:20], *large]
 
 
 def test_a_cell_that_is_taken_out_or_added_anew_waits_once() -> None:

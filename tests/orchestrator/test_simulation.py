@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from grids.expansion import expand
 from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
-from orchestrator.simulation.bound import Bound, lower_bound
+from orchestrator.simulation.bound import Bound, makespan_bound
 from orchestrator.simulation.conditions import Conditions, RandomLosses
 from orchestrator.simulation.simulator import Outcome, simulate
 from orchestrator.simulation.virtual_time import NothingHappens, run_in_virtual_time
@@ -71,10 +71,14 @@ def grid(
     marks: bool = False,
     commits: int = 1000,
     full_engine: int = 1000,
+    batch: tuple[int, int] = (2, 4),
     **failures: Any,
 ) -> GridSpec:
-    """Cells of batches of 2 * 4 rollouts; evaluated after steps 2, 4, 8 ... where ``marks``."""
+    """Cells of batches of (problems, rollouts of each); those of 2 * 4 are evaluated after steps 2, 4, 8 ... where ``marks``."""
     spec = dump_grid(trial_grid(cells, steps, groups, slots, commits, **failures))
+    problems, rollouts = batch
+    spec["grid"] |= {"problems_per_batch": [problems], "rollouts_per_problem": [rollouts]}
+    spec["grid"]["compute_rollouts"] = steps * problems * rollouts
     spec["pools"]["samplers"] |= {"count": engines, "cpus": 4, "max_sequences": full_engine}
     spec["pools"]["learners"] |= {"ranks": 3, "cpus": 1}
     if not marks:
@@ -147,11 +151,60 @@ def test_evaluations_wait_for_all_training() -> None:
     assert begun == pytest.approx([16, 20, 24, 28])
 
 
+def test_an_evaluation_that_the_longest_cell_waits_for_comes_before_the_training_of_others() -> None:
+    # Two cells of 6 steps would keep the only engine busy without a gap. One of 10 samples at 0 s and, once all have and costs
+    # are known, every other time: steps 2, 3 and 4 at 6, 10 and 14 s, the last of which it has learnt from at 17 s. Then it waits
+    # for the evaluation of step 2, which comes as soon as the engine has sampled for another cell, at 18 s.
+    times = Fixed({SAMPLING: 2.0, LEARNING: 1.0, EVALUATION: 4.0})
+    spec, costs = grid(cells=3, slots=3, steps=10, marks=True), Recorded()
+    longest, *others = expand(spec)
+    cells = [longest, *(replace(cell, update_steps=6) for cell in others)]
+    simulate(spec, cells, Conditions(times, ((10, 1),)), costs)
+    begun = [record.started_at for record in costs.seen if record.kind is EVALUATION]
+    assert begun[0] == pytest.approx(18)
+
+
 def test_a_batch_spreads_over_free_engines() -> None:
     # 8 rollouts of 0.5 s each, in two parts of 4, or whole where an engine wants 8 at once.
     times = Fixed({LEARNING: 1.0}, {SAMPLING: 0.5})
     assert outcome(grid(engines=2, full_engine=4), times).wall_seconds == pytest.approx(9)
     assert outcome(grid(engines=2, full_engine=8), times).wall_seconds == pytest.approx(15)
+
+
+@pytest.mark.parametrize(
+    ("grading", "handover", "step"),
+    [
+        (1.0, 0.0, 8.0),  # graded from 2 to 3, from 4 to 5 and from 6 to 7
+        (1.0, 0.5, 8.5),  # the last one from 6.5
+        (3.0, 0.0, 12.0),  # the grader is behind: from 2 to 5, to 8, to 11
+    ],
+)
+def test_slices_of_a_part_are_graded_while_it_is_sampled(
+    grading: float, handover: float, step: float
+) -> None:
+    # Three slices of 512 rollouts come after 2, 4 and 6 s; then 1 s of learning.
+    times = Fixed({SAMPLING: 6.0, LEARNING: 1.0}, {GRADING: grading / 512})
+    seen = outcome(grid(steps=2, batch=(3, 512)), times, handovers={GRADING: handover})
+    assert seen.wall_seconds == pytest.approx(2 * step)
+    assert seen.busy_shares["grader"] == pytest.approx(3 * grading / step)
+
+
+def test_slices_of_parts_side_by_side_share_the_grader() -> None:
+    # Two parts of two slices: two come after 2 s and two after 4 s, and are graded from 2 to 4 and from 4 to 6.
+    times = Fixed({SAMPLING: 4.0, GRADING: 1.0, LEARNING: 1.0})
+    spec = grid(steps=1, batch=(4, 512), engines=2, full_engine=1024)
+    assert outcome(spec, times).wall_seconds == pytest.approx(7)
+
+
+def test_of_a_part_whose_engine_is_lost_no_grading_is_kept() -> None:
+    times, costs = Fixed({SAMPLING: 6.0, GRADING: 3.0, LEARNING: 1.0}), Recorded()
+    spec = grid(steps=1, batch=(3, 512), backoff_seconds=2)
+    world = Conditions(times, lifetimes=Scripted(sampler_0=[5.0]), restart_seconds=1)
+    wall = simulate(spec, expand(spec), world, costs).wall_seconds
+    # Slices came at 2 and 4; the engine is lost at 5 and tried again from 7 to 13. The second slice is then being graded.
+    graded = [(one.started_at, one.ended_at, one.failed) for one in costs.seen if one.kind is GRADING]
+    assert graded == [(2, 5, False), (5, 7, True), (9, 12, False), (12, 15, False), (15, 18, False)]
+    assert wall == pytest.approx(19)
 
 
 def test_handovers_lengthen_the_chain_and_keep_nobody_busy() -> None:
@@ -204,6 +257,28 @@ def test_a_lost_group_costs_what_no_commit_had_kept(commits: int, wall: float, l
     assert seen.lost_accelerator_seconds == pytest.approx(lost + 0.5 * 3)
 
 
+def test_work_that_was_done_side_by_side_is_lost_as_a_whole() -> None:
+    # Steps end at 3, 6, ... The evaluations of steps 2 and 4 run on the second engine from 6 to 10 and from 12 to 16, beside
+    # sampling and learning. Step 8 is sampled at 23, and its learning finds the group dead: eight times 2 s of sampling and
+    # two evaluations of 4 s on 4 cores, seven times 1 s of learning on 3.
+    times = Fixed({SAMPLING: 2.0, LEARNING: 1.0, EVALUATION: 4.0})
+    spec = grid(steps=8, engines=2, marks=True, backoff_seconds=2)
+    lost: dict[str, Any] = {"lifetimes": Scripted(learner_0=[22.5]), "restart_seconds": 10}
+    seen = outcome(spec, times, evaluation=((10, 1),), **lost)
+    assert seen.lost_accelerator_seconds == pytest.approx((8 * 2 + 2 * 4) * 4 + 7 * 3)
+    # What was done beyond that is the grid once: eight steps and the evaluations of steps 2, 4 and 8.
+    done = sum(seen.accelerator_seconds.values())
+    assert done - seen.lost_accelerator_seconds == pytest.approx((8 * 2 + 3 * 4) * 4 + 8 * 3)
+
+
+def test_all_parts_of_a_batch_are_lost() -> None:
+    # Two parts of 4 rollouts, 2 s each: the first step at 3, the second is sampled at 5 and finds the group dead.
+    times = Fixed({LEARNING: 1.0}, {SAMPLING: 0.5})
+    spec = grid(steps=2, engines=2, full_engine=4, backoff_seconds=2)
+    seen = outcome(spec, times, lifetimes=Scripted(learner_0=[4.5]), restart_seconds=10)
+    assert seen.lost_accelerator_seconds == pytest.approx(2 * 2 * 2 * 4 + 1 * 3)
+
+
 @pytest.mark.parametrize(
     ("policy", "finished", "wall"),
     [({}, 2, 17.5), ({"own_failures": 0}, 1, 15.5), ({"preemptions": 0}, 1, 15.5)],
@@ -242,7 +317,7 @@ def test_the_bound_is_the_busiest_pool_or_the_longest_cell() -> None:
         {SAMPLING: 0.5},
     )
     spec = grid(cells=10, steps=4, engines=4, groups=2, full_engine=4, marks=True)
-    bound = lower_bound(spec, expand(spec), Conditions(times, ((4, 1),), {LEARNING: 0.5}))
+    bound = makespan_bound(spec, expand(spec), Conditions(times, ((4, 1),), {LEARNING: 0.5}))
     # A step samples 1 + 8 * 0.5 = 5, or two parts of 1 + 4 * 0.5 = 3 each; two evaluations, after steps 2 and 4.
     assert bound == pytest.approx(
         Bound(
@@ -255,9 +330,25 @@ def test_the_bound_is_the_busiest_pool_or_the_longest_cell() -> None:
     assert bound.seconds == pytest.approx(80)
 
 
-@pytest.mark.parametrize("seed", range(10))
+def test_the_longest_cell_waits_for_the_grading_of_its_last_slice_only() -> None:
+    # Three slices of 512 rollouts, 1 s of grading each; an evaluation of 3 * 512 rollouts is graded whole, and by 2 s each.
+    times = Fixed(
+        {SAMPLING: 6.0, LEARNING: 1.0, EVALUATION: 6.0},
+        {GRADING: 1 / 512, PhaseKind.EVALUATION_GRADING: 2 / 512},
+    )
+    spec = grid(steps=2, batch=(3, 512), marks=True)  # both steps are evaluated
+    conditions = Conditions(times, ((3, 512),))
+    bound = makespan_bound(spec, expand(spec), conditions)
+    assert bound.grading == pytest.approx(2 * (3 + 6))
+    assert bound.chain == pytest.approx(2 * (6 + 1 + 1) + 6 + 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
     draws = random.Random(seed)
+    small = (2, 4), draws.choice([2, 4, 8])
+    sliced = (draws.randint(2, 6), 512), draws.choice([256, 700, 2000])
+    batch, full_engine = draws.choice([small, sliced])
     spec = grid(
         cells=draws.randint(1, 8),
         steps=draws.randint(1, 9),
@@ -265,13 +356,14 @@ def test_no_grid_is_faster_than_its_bound(seed: int) -> None:
         engines=draws.randint(1, 4),
         groups=draws.randint(1, 2),
         marks=True,
-        full_engine=draws.choice([2, 4, 8]),
+        batch=batch,
+        full_engine=full_engine,
     )
     times = Fixed(
         {kind: draws.uniform(0, 3) for kind in PhaseKind}, {kind: draws.uniform(0, 0.2) for kind in PhaseKind}
     )
     conditions: dict[str, Any] = {"evaluation": ((4, 2), (2, 1)), "handovers": {SAMPLING: 0.1}}
-    bound = lower_bound(spec, expand(spec), Conditions(times, **conditions)).seconds
+    bound = makespan_bound(spec, expand(spec), Conditions(times, **conditions)).seconds
     assert outcome(spec, times, **conditions).wall_seconds >= bound * (1 - 1e-9)
 
 
