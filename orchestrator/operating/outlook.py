@@ -6,7 +6,7 @@ from grids.expansion import Cell
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.eta import expected_ends
-from orchestrator.scheduling.remaining import Remaining, RemainingWork, lower_bound
+from orchestrator.scheduling.remaining import Remaining, RemainingWork, bound_of_what_is_left
 from orchestrator.scheduling.usage import pool_sizes, usage
 from orchestrator.store.cell_state import State
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
@@ -48,7 +48,7 @@ class Outlook:
         """What is left of the grid, and how busy the pools were lately, for people; None where nothing is known."""
         parts = []
         if self._left:
-            bound = lower_bound(self._left, self._pools.samplers.count, self._pools.learners.count)
+            bound = bound_of_what_is_left(self._left, self._pools.samplers.count, self._pools.learners.count)
             expected = max(bound, *self.ends().values())
             parts.append(f"about {duration(expected)} to go, at least {duration(bound)}")
         if self._usage is not None:

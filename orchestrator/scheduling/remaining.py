@@ -96,7 +96,7 @@ class RemainingWork:
         return self.of(cell, step).seconds
 
 
-def lower_bound(cells: Iterable[Remaining], engines: int, groups: int) -> float:
+def bound_of_what_is_left(cells: Iterable[Remaining], engines: int, groups: int) -> float:
     """Seconds that no schedule of what is left can do without: the busiest pool's work (there is one grader), or the longest
     cell's own chain."""
     sampling = grading = learning = longest = 0.0

@@ -32,7 +32,7 @@ class Bound(NamedTuple):
 def makespan_bound(spec: GridSpec, cells: Sequence[Cell], conditions: Conditions) -> Bound:
     """Of the makespan of these cells from nothing, on the grid's pools in a simulated world.
 
-    ``conditions.times`` must not be random. ``scheduling.remaining.lower_bound`` is of what is left of a real grid.
+    ``conditions.times`` must not be random. ``scheduling.remaining.bound_of_what_is_left`` is of what is left of a real grid.
     """
     seconds, handovers = conditions.times.seconds, conditions.handovers
     engines, full = spec.pools.samplers.count, spec.pools.samplers.max_sequences

@@ -8,7 +8,7 @@ from grids.expansion import Cell, expand
 from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
-from orchestrator.scheduling.remaining import Remaining, RemainingWork, lower_bound
+from orchestrator.scheduling.remaining import Remaining, RemainingWork, bound_of_what_is_left
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 from tests.orchestrator.stand_in_pools import trial_grid
@@ -84,13 +84,13 @@ def test_only_the_last_slice_of_a_large_part_is_graded_after_it() -> None:
 def test_the_bound_is_the_busiest_pools_work_or_the_longest_chain() -> None:
     one = Remaining(12, 3, 6, 2, 4, 3, chain=28)
     # Sampling 12 + 2 * 4, grading 3 + 2 * 3, learning 6.
-    assert lower_bound([one], engines=1, groups=1) == 28
-    assert lower_bound([one] * 3, engines=2, groups=1) == 30  # 60 / 2
-    assert lower_bound([one] * 10, engines=100, groups=1) == 90  # one grader
+    assert bound_of_what_is_left([one], engines=1, groups=1) == 28
+    assert bound_of_what_is_left([one] * 3, engines=2, groups=1) == 30  # 60 / 2
+    assert bound_of_what_is_left([one] * 10, engines=100, groups=1) == 90  # one grader
     ungraded = one._replace(grading=0.0, evaluation_grading=0.0)
-    assert lower_bound([ungraded] * 10, engines=100, groups=1) == 60
-    assert lower_bound([ungraded] * 10, engines=100, groups=100) == 28
-    assert lower_bound([], engines=1, groups=1) == 0
+    assert bound_of_what_is_left([ungraded] * 10, engines=100, groups=1) == 60
+    assert bound_of_what_is_left([ungraded] * 10, engines=100, groups=100) == 28
+    assert bound_of_what_is_left([], engines=1, groups=1) == 0
 
 
 def order(waiting: WaitingCells) -> list[str]:
