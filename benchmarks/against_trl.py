@@ -200,7 +200,12 @@ def main() -> None:
         default="easy",
         help="problem set of the quickstart; signal: hardly a flat group",
     )
-    parser.add_argument("--cells", type=_count, default=4, help="cells (seeds)")
+    parser.add_argument(
+        "--cells",
+        type=_count,
+        default=3,
+        help="cells (seeds); best a multiple of --slots, or some train alone at the end",
+    )
     parser.add_argument("--steps", type=_count, default=24, help="update steps of each cell")
     parser.add_argument("--samplers", type=_count, default=2, help="engines on our side, of one thread each")
     parser.add_argument("--slots", type=_count, default=3, help="cells in flight on our side")
