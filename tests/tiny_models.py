@@ -8,7 +8,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from workers.arithmetic import character_tokenizer
 
 
-def make_model(folder: Path, *, tied: bool = False, seed: int = 0, layers: int = 2) -> Path:
+def make_model(
+    folder: Path, *, tied: bool = False, seed: int = 0, layers: int = 2, context: int = 64
+) -> Path:
     """A random Qwen2-shaped character model (head size 32, which vLLM's CPU attention takes)."""
     tokenizer = character_tokenizer()
     torch.manual_seed(seed)
@@ -19,7 +21,7 @@ def make_model(folder: Path, *, tied: bool = False, seed: int = 0, layers: int =
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=tied,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,

@@ -103,7 +103,7 @@ def test_batches_spread_over_two_engines_give_the_bits_of_one(
     # Before any cell, both engines are free for certain; which of them a step meets free, another cell decides.
     of_base = [record for record in first if (record.kind, record.cell) == (PhaseKind.EVALUATION, "base")]
     assert {record.member for record in of_base} == {"sampler 0", "sampler 1"}
-    assert base_row(run_dir) == base_row(undisturbed) is not None
+    assert base_row(run_dir) == base_row(site.run_dir(undisturbed)) is not None
     # The marks are those of every budget, so the rows are the first ones of the larger run.
     rows, whole = site.history(grown.grid, HEALTHY), site.history(undisturbed, HEALTHY)
     assert [row["compute_rollouts"] for row in rows] == [64, 128, 256]

@@ -101,7 +101,7 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Of a model that ties its embeddings, which an engine can miss when weights arrive; that of the whole-grid tests does not."""
-    engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=True))
+    engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=True, context=512))
     yield engine
     ray.kill(engine.actor)
 
