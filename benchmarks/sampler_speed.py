@@ -18,9 +18,9 @@ from typing import Any
 import ray
 
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
-from orchestrator.control.batches import Batch
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
+from orchestrator.scheduling.spreading import slices_of_part, split
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
 
@@ -71,7 +71,7 @@ def measure(problems: int, n: int, max_tokens: int, repetitions: int) -> dict[st
         request = SamplingRequest(prompts, seeds, n)
         tokens, seconds = ray.get(actor.bare.remote(request))
         started = time.monotonic()
-        slices = [len(part.golds) for part in Batch(request, [""] * problems, [""] * problems).slices()]
+        slices = [len(groups) for groups in split(problems, slices_of_part(problems, n))]
         stream = actor.sample.options(num_returns="streaming").remote(request, None, slices)
         _, *parts = (ray.get(reference) for reference in stream)
         rollouts = Rollouts.join(parts[::2])

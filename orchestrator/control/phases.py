@@ -16,6 +16,7 @@ from orchestrator.failures.isolation import isolate
 from orchestrator.pools.pools import Pools
 from orchestrator.pools.shared_pool import PoolLost, Ref
 from orchestrator.pools.supervision import all_of
+from orchestrator.pools.watch import abandon
 from orchestrator.pools.work import Work
 from orchestrator.store.cell_state import CellState
 from orchestrator.store.phase_log import PhaseKind
@@ -278,6 +279,5 @@ class Phases:
 
 def _give_up(gradings: list[asyncio.Task[GradedSlice]]) -> None:
     for grading in gradings:
-        if not grading.cancel() and not grading.cancelled():
-            grading.exception()  # looked at, or asyncio would report that nobody did
+        abandon(grading)
     gradings.clear()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ray.exceptions import RayError
 
@@ -60,6 +60,12 @@ async def watched(
             counter.close()
 
 
+def abandon(future: asyncio.Future[Any]) -> None:
+    """Wait no longer for a future, whatever it ends or has ended with."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()  # looked at, or asyncio would report that nobody did
+
+
 class _Counter:
     """The last known value of one process's counter, asked for without waiting."""
 
@@ -84,5 +90,5 @@ class _Counter:
 
     def close(self) -> None:
         """Wait for no answer any more."""
-        if self._asked is not None and not self._asked.cancel() and not self._asked.cancelled():
-            self._asked.exception()  # looked at, or asyncio would report that nobody did
+        if self._asked is not None:
+            abandon(self._asked)
