@@ -8,13 +8,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from workers.grpo import token_statistics
+from workers.lean_imports import without_unused
 from workers.packing import DTYPES
 from workers.rollouts import Rollouts
 
 
 def load_policy(path: str) -> torch.nn.Module:
     """A causal language model with float32 weights, from a folder or the hub; code from there is never run."""
-    from transformers import AutoModelForCausalLM
+    with without_unused():
+        from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     # Dropout would make the learner's log-probabilities differ from the sampler's.

@@ -11,6 +11,7 @@ import numpy as np
 
 from grids.errors import UserError
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
+from workers.lean_imports import without_unused
 from workers.rollouts import Rollouts
 from workers.weights import Weights, mismatched_tensors
 
@@ -77,9 +78,9 @@ class Sampler:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
         # These imports make millions of objects that all stay: looking for garbage among them takes seconds.
         gc.disable()
-        import torch
-        from vllm import LLM
-
+        with without_unused():
+            import torch
+            from vllm import LLM
         gc.enable()
         if not on_gpu:
             torch.set_num_threads(1)
@@ -219,7 +220,9 @@ class Sampler:
 def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model's parameters, tied ones once, from its configuration alone (no weights are read)."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with without_unused():
+        from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))

@@ -8,6 +8,7 @@ from typing import Any
 from grids.errors import UserError
 from grids.loading import dump_grid
 from grids.spec import GridSpec
+from workers.lean_imports import without_unused
 from workers.problems import ProblemSet, check_disjoint, load_problems, render_prompt
 from workers.sampler import stop_token_ids
 
@@ -90,8 +91,9 @@ def load_tokenizer(model_path: str) -> tuple[Any, int | None]:
         raise UserError(
             f"model.path: {model_path} is no model folder (no config.json in it); give a folder or a hub name"
         )
-    from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils import logging
+    with without_unused():
+        from transformers import AutoConfig, AutoTokenizer
+        from transformers.utils import logging
 
     # It warns of prompts beyond the context, which are refused here in one line of our own.
     logging.set_verbosity_error()

@@ -123,10 +123,3 @@ def test_a_finished_cell_goes_on_to_a_larger_budget_also_on_other_ranks(
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
     assert two["kl"] == pytest.approx(one["kl"], rel=1e-2)
     assert np.max([row["logprob_difference"] for row in site.history(grown.grid, HEALTHY)]) < 1e-3
-
-
-def test_a_smaller_budget_is_refused(site: Site, grown: Ended) -> None:
-    grid = site.write_grid("poisoned", replace(grown.options, compute_rollouts=128))
-    code, output = site.run(grid).wait()
-    assert code == 2, output
-    assert "compute_rollouts" in output and "256" in output and "128" in output

@@ -1,8 +1,7 @@
-"""Pools on real engines: the start-up probe sees an engine that does not take its weights; what dies is replaced."""
+"""Pools on real engines: the start-up probe sees an engine that does not take its weights."""
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from grids.errors import UserError
 from grids.loading import parse_grid
 from grids.spec import FailuresSpec, GridSpec
 from orchestrator.clock import SYSTEM_CLOCK
-from orchestrator.failures.faults import FaultKind, MemberLost, classify
+from orchestrator.failures.faults import MemberLost
 from orchestrator.pools import placement as placement_module
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
@@ -28,7 +27,7 @@ from orchestrator.store.phase_log import PhaseKind
 from tests.grids.test_spec import GRID, PATH
 from tests.orchestrator.yielding import BROUGHT, Yielding
 from tests.tiny_models import make_model
-from workers.rollouts import Rollouts, rollout_seed
+from workers.rollouts import Rollouts
 from workers.sampler import SamplingRequest
 from workers.weights import Weights
 
@@ -71,7 +70,7 @@ def supervision(run_dir: Path, said: list[str]) -> Supervision:
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
+def test_real_pools_agree_and_refuse_a_stale_tensor(
     ray_cluster: None, spec: GridSpec, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(spec.model.path)
@@ -89,38 +88,6 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
             await prove_agreement(pools, prompts, spec)
         return str(caught.value)
 
-    async def sampled(pools: Pools, request: SamplingRequest) -> Rollouts:
-        pairs = await pools.samplers.values_and_references("sample", request, None, [9], work=WORK)
-        rollouts: Rollouts = await pairs[0][1]
-        return rollouts
-
-    async def replaced(pools: Pools) -> None:
-        """The same rollouts before and after the engine's death, which one call sees and no later one."""
-        request = SamplingRequest(prompts, [rollout_seed("test", i) for i in range(9)], 4)
-        before = await sampled(pools, request)
-        first = pools.samplers.members[0].process
-        os.kill(first.pid, signal.SIGKILL)
-        with pytest.raises(Exception, match="sampler 0 was lost: its process died") as caught:
-            await sampled(pools, request)
-        assert classify(caught.value).kind is FaultKind.LOST
-        after = await sampled(pools, request)
-        assert pools.samplers.members[0].process.pid != first.pid
-        # The first was sampled from perturbed weights that the new engine has not been given.
-        assert before.weights_version != after.weights_version == "base"
-        assert after.lengths.shape == before.lengths.shape
-
-    async def broken_and_opened(pools: Pools) -> None:
-        group = pools.learners[0]
-        slot = group.slots[0]
-        await slot.begin_cell("cell", 0, "cell/step-0", None)
-        os.kill(group.members[0].process.pid, signal.SIGKILL)
-        with pytest.raises(Exception, match="learner 0 rank 0 was lost"):
-            await slot.begin_cell("cell", 0, "cell/step-0", None)
-        assert group.broken
-        await group.open()
-        assert not group.broken
-        await slot.begin_cell("cell", 0, "cell/step-0", None)
-
     async def try_all() -> tuple[float, str]:
         made = make_pools(spec, 12, shared)
         samplers = SharedPool([PoolMember("sampler 0", new_sampler, shared)], shared, 1)
@@ -128,16 +95,14 @@ def test_real_pools_agree_refuse_a_stale_tensor_and_replace_what_is_killed(
         await pools.start()
         difference = await prove_agreement(pools, prompts, spec)
         message = await refused(pools)
-        await replaced(pools)
-        await broken_and_opened(pools)
         pools.let_go()
         return difference, message
 
     difference, message = asyncio.run(try_all())
     assert 0 < difference < 1e-3
     assert "sampler and learner differ by" in message and "0.001" in message
-    # Sampler twice, learner twice, grader: each was recorded before it served.
-    assert len((tmp_path / "members" / "e000001.jsonl").read_text().splitlines()) == 5
+    # Sampler, learner, grader: each was recorded before it served.
+    assert len((tmp_path / "members" / "e000001.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("difference", [0.002, float("nan")])
