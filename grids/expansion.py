@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grids.errors import UserError
 from grids.spec import EvaluationSpec, GridSpec, OptimiserSpec, PowersOfTwo
@@ -39,6 +39,8 @@ class Cell:
         return self.batch_rollouts * self.update_steps
 
 
+CANARY_STEPS = 2
+"""Update steps of a canary's cells."""
 CELL_ID = re.compile(r"^bp(\d+)-n(\d+)-s(\d+)$")
 
 
@@ -67,7 +69,7 @@ def expand(spec: GridSpec) -> list[Cell]:
             f"grid.compute_rollouts: {axes.compute_rollouts} is less than one batch of {largest} rollouts; "
             f"raise it, or lower grid.max_batch_rollouts"
         )
-    return [
+    cells = [
         Cell(
             problems_per_batch=problems,
             rollouts_per_problem=rollouts,
@@ -78,6 +80,23 @@ def expand(spec: GridSpec) -> list[Cell]:
         for problems, rollouts in batches
         for seed in sorted(axes.seeds)
     ]
+    return _canary_cells(cells) if axes.canary else cells
+
+
+def _canary_cells(cells: list[Cell]) -> list[Cell]:
+    """The first cells of the smallest and of the largest batch (one cell where all batches are equal), cut to a few steps."""
+
+    def batch(cell: Cell) -> int:
+        return cell.batch_rollouts
+
+    chosen = dict.fromkeys((min(cells, key=batch), max(cells, key=batch)))
+    return [replace(cell, update_steps=min(CANARY_STEPS, cell.update_steps)) for cell in chosen]
+
+
+def canary_of(spec: GridSpec) -> GridSpec:
+    """The grid that shows what phases of ``spec`` take before it is paid for; its name keeps its metrics apart."""
+    grid = spec.grid.model_copy(update={"canary": True})
+    return spec.model_copy(update={"name": f"{spec.name}-canary", "grid": grid})
 
 
 def axis_values(axis: PowersOfTwo | list[int]) -> list[int]:

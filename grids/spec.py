@@ -87,6 +87,8 @@ class GridAxes(StrictModel):
     """B_max, the largest batch B = B_p * n."""
     compute_rollouts: PositiveInt
     """C_max, training rollouts of each cell. M = C_max / B update steps, rounded down."""
+    canary: bool = False
+    """Train two steps of the smallest and of the largest batch alone, to see what phases take (``plan --canary``)."""
 
     @field_validator("rollouts_per_problem")
     @classmethod

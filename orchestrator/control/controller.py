@@ -54,7 +54,8 @@ class Controller:
         self._supervision = supervision
         self._layout = layout_of(spec.pools, versions())
         self._remaining = RemainingWork(spec, costs)
-        self._waiting = WaitingCells(expand(spec), self._remaining)
+        self._grid = expand(spec)
+        self._waiting = WaitingCells(self._grid, self._remaining)
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Event] = {}
         """Cells in flight, with what tells each to stop."""
@@ -62,8 +63,8 @@ class Controller:
         """Cells in flight that an operator has asked to cancel."""
         self._draining = False
 
-    async def run(self, cells: Sequence[Cell], grid: Sequence[Cell], states: Mapping[str, CellState]) -> None:
-        """Train ``cells``, which stand as ``states`` say, and cells of the ``grid`` that an operator asks for meanwhile.
+    async def run(self, cells: Sequence[Cell], states: Mapping[str, CellState]) -> None:
+        """Train ``cells``, which stand as ``states`` say, and others of the grid that an operator asks for meanwhile.
 
         Failures of single cells are in their states.
 
@@ -79,7 +80,7 @@ class Controller:
             f"starting samplers: {samplers.count}, learner groups: {learners.count}, for "
             f"{learners.cells_in_flight} cells in flight (engines take a while to load)"
         )
-        by_id = {cell.id: cell for cell in grid}
+        by_id = {cell.id: cell for cell in self._grid}
         pools = make_pools(self.spec, self.data.longest_prompt, self._supervision)
         try:
             await Preparation(self.spec, self.data, pools, self.run_store, self._supervision).run()

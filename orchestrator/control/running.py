@@ -8,12 +8,11 @@ from pathlib import Path
 import psutil
 
 from grids.errors import UserError
-from grids.expansion import Cell, expand
+from grids.expansion import Cell, canary_of, expand
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
 from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.console import Console
-from orchestrator.control.canary import canary_cells, canary_spec
 from orchestrator.control.controller import Controller
 from orchestrator.control.data import load_data
 from orchestrator.control.layout import versions
@@ -72,15 +71,11 @@ def resume_run(
 
 def run_canary(grid: GridSpec, run_dir: Path, clock: Clock = SYSTEM_CLOCK) -> ExitCode:
     """Train a few steps of the grid's smallest and largest cell, in a run without a report. Errors as in ``run_grid``."""
-    cells = canary_cells(expand(grid))
-    return interruptible(lambda: _run(canary_spec(grid), run_dir, Selection(), clock, cells))
+    return interruptible(lambda: _run(canary_of(grid), run_dir, Selection(), clock))
 
 
-def _run(
-    spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock, canary: list[Cell] | None = None
-) -> ExitCode:
-    """``canary``: just these cells, which are not the grid's."""
-    cells = canary or expand(spec)
+def _run(spec: GridSpec, run_dir: Path, selection: Selection, clock: Clock) -> ExitCode:
+    cells = expand(spec)
     console = Console()
     data = load_data(spec)
     repeating = [cell.id for cell in cells if cell.problems_per_batch > len(data.train)]
@@ -125,7 +120,7 @@ def _run(
                 run_dir, lease.epoch, lease.check, spec.failures, clock, console.say, recording.take
             )
             controller = Controller(spec, data, run_store, tracker, console, supervision, recording.costs)
-            code = _run_held(cells, to_do, states, controller, lease, report=canary is None)
+            code = _run_held(cells, to_do, states, controller, lease)
         if to_do and code is not ExitCode.INTERRUPTED:  # then there may be no time left
             _say_spent(run_dir, console)
         return code
@@ -177,8 +172,6 @@ def _run_held(
     states: dict[str, CellState],
     controller: Controller,
     lease: Lease,
-    *,
-    report: bool,
 ) -> ExitCode:
     run_store, tracker, console = controller.run_store, controller.tracker, controller.console
     status: RunStatus | None = "FAILED"
@@ -191,7 +184,7 @@ def _run_held(
         try:
             if to_do:
                 with console:
-                    train_until_stopped(controller, to_do, cells, states, lease)
+                    train_until_stopped(controller, to_do, states, lease)
         except asyncio.CancelledError:
             status = "KILLED"
             console.say("interrupted; the same command continues from each cell's last commit")
@@ -203,7 +196,7 @@ def _run_held(
         except PoolLost as error:
             console.say(f"broken off: {error}; the same command continues from each cell's last commit")
             return ExitCode.UNFINISHED
-        if report:
+        if not controller.spec.grid.canary:
             _report(run_store, tracker, console)
         code = _say_end(cells, run_store, console)
         status = "FINISHED" if code is ExitCode.ALL_FINISHED else "FAILED"

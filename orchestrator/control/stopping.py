@@ -37,7 +37,6 @@ def interruptible(command: Callable[[], ExitCode]) -> ExitCode:
 def train_until_stopped(
     controller: Controller,
     to_do: Sequence[Cell],
-    grid: Sequence[Cell],
     states: Mapping[str, CellState],
     lease: Lease,
 ) -> None:
@@ -85,7 +84,7 @@ def train_until_stopped(
             signal.signal(number, stop)
         watch = asyncio.create_task(cancel_when_lost(task))
         try:
-            await controller.run(to_do, grid, states)
+            await controller.run(to_do, states)
         except asyncio.CancelledError:
             lease.check()
             raise

@@ -1,5 +1,6 @@
 """From a grid to its cells: order, bounds, rounding, learning rates, marks."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from grids.errors import UserError
 from grids.expansion import (
     Cell,
+    canary_of,
     compute_marks,
     evaluated_steps,
     expand,
@@ -129,3 +131,23 @@ def test_a_larger_budget_does_not_change_the_marks_so_far() -> None:
     long = Cell(problems_per_batch=10, rollouts_per_problem=7, seed=0, update_steps=90, learning_rate=1e-3)
     steps = evaluated_steps(short, evaluation)
     assert evaluated_steps(long, evaluation)[: len(steps)] == steps
+
+
+def test_a_canary_is_two_steps_of_the_first_cells_of_the_smallest_and_the_largest_batch() -> None:
+    spec = grid(
+        "problems_per_batch: [16, 32], rollouts_per_problem: [4, 16], seeds: [7, 3], compute_rollouts: 4096"
+    )
+    canary = canary_of(spec)
+    assert canary.name == f"{spec.name}-canary"
+    # C = 4096 at B = 64 and B = 512 are 64 and 8 steps.
+    assert [(cell.id, cell.update_steps) for cell in expand(canary)] == [
+        ("bp16-n4-s3", 2),
+        ("bp32-n16-s3", 2),
+    ]
+    by_id = {cell.id: cell for cell in expand(spec)}
+    assert all(replace(by_id[cell.id], update_steps=2) == cell for cell in expand(canary))
+
+
+def test_a_canary_has_one_cell_where_all_batches_are_equal_and_no_more_steps_than_it_has() -> None:
+    spec = grid("problems_per_batch: [16], rollouts_per_problem: [4], seeds: [7, 3], compute_rollouts: 64")
+    assert [(cell.id, cell.update_steps) for cell in expand(canary_of(spec))] == [("bp16-n4-s3", 1)]

@@ -367,7 +367,7 @@ class Trial:
     def start(self, cluster: StandInCluster | None = None) -> None:
         """A run from its start to its end, as the command does it."""
         with self.controller(cluster) as (controller, cells):
-            asyncio.run(controller.run(cells, list(self.cells.values()), self.folder.states()))
+            asyncio.run(controller.run(cells, self.folder.states()))
 
     @contextmanager
     def controller(

@@ -508,7 +508,7 @@ def cancelled_after(trial: Trial, turns: int) -> bool:
     """A run that is cancelled after so many turns of the event loop; whether it had come to its end by then."""
 
     async def run() -> bool:
-        task = asyncio.ensure_future(controller.run(cells, cells, trial.folder.states()))
+        task = asyncio.ensure_future(controller.run(cells, trial.folder.states()))
         for _ in range(turns):
             await asyncio.sleep(0)
         done = task.done()

@@ -99,7 +99,7 @@ def run_held(run_dir: Path, how: str, grace_seconds: float) -> ExitCode:
     with Lease.acquire(controller.run_store.lease_dir, "the child", time_to_live=1.0) as lease:
         controller.run_store.hold(lease.epoch, lease.check)
         cells = expand(controller.spec)
-        return running._run_held(cells, cells, {}, cast(Controller, controller), lease, report=True)
+        return running._run_held(cells, cells, {}, cast(Controller, controller), lease)
 
 
 def child(run_dir: Path, how: str, grace_seconds: float, stuck_seconds: float) -> None:
