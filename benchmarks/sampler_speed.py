@@ -2,6 +2,7 @@
 
     python -m benchmarks.sampler_speed --problems 64 --n 16 --repetitions 9
 
+Bare is vLLM as it is shipped; the actor's engine gathers its samples and draws its seeds in ways of its own.
 The actor's time is what a caller waits: the request's way there, sampling, rollouts as arrays with their texts, in the slices
 that a grid's are graded in, and the way back.
 Bare is ``LLM.generate`` alone, timed inside the actor, with parameters made beforehand and its outputs thrown away.
@@ -33,11 +34,15 @@ class BareSampler(SamplerActor):
 
     def bare(self, request: SamplingRequest) -> tuple[int, float]:
         """(tokens, seconds) of ``LLM.generate`` alone."""
+        # Imported in the engine's process, which sets what vLLM reads when it is imported.
+        from benchmarks.bare_engine import as_shipped
+
         parameters = self.parameters(request)
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-        started = time.monotonic()
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
-        seconds = time.monotonic() - started
+        with as_shipped(self._llm):
+            started = time.monotonic()
+            outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+            seconds = time.monotonic() - started
         return sum(len(response.token_ids) for output in outputs for response in output.outputs), seconds
 
 

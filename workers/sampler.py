@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from grids.spec import ModelSpec, SamplerPool, SamplingSpec
 from workers.lean_imports import without_unused
 from workers.rollouts import Rollouts
 from workers.weights import Weights, mismatched_tensors
+
+if TYPE_CHECKING:
+    from workers.engine_outputs import Sample
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ class Sampler:
         with without_unused():
             import torch
             from vllm import LLM
+
+            from workers.engine_outputs import GatheredOutputs
+            from workers.engine_seeds import draw_seeds_ahead
         gc.enable()
         if not on_gpu:
             torch.set_num_threads(1)
@@ -103,6 +109,10 @@ class Sampler:
             disable_log_stats=True,
             seed=0,
         )
+        self._outputs = GatheredOutputs()
+        self._llm.llm_engine.output_processor = self._outputs
+        if not on_gpu:
+            self._llm.collective_rpc(draw_seeds_ahead)
         self._tokenizer = self._llm.get_tokenizer()
         self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)
@@ -128,48 +138,41 @@ class Sampler:
         if weights is not None and weights.version != self._version:
             self._load(weights)
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-        ids = self._llm.enqueue(prompts, self.parameters(request), use_tqdm=False)
-        # The engine appends a random part to the ids that its outputs bear.
-        places = {identity.rpartition("-")[0]: place for place, identity in enumerate(ids)}
+        names = self._llm.enqueue(prompts, self.parameters(request), use_tqdm=False)
+        places = {name: place for place, name in enumerate(names)}
         slices = [*pairwise(np.cumsum([0, *groups]).tolist())]
-        outputs: dict[int, Any] = {}
+        finished: set[int] = set()
         whole = 0
-        for output in self._finished():
-            outputs[places[output.request_id]] = output
-            while whole in outputs:
+        for name in self._finished():
+            finished.add(places[name])
+            while whole in finished:
                 whole += 1
             while slices and slices[0][1] <= whole:
-                places_of_slice = range(*slices.pop(0))
-                yield self._rollouts(
-                    [request.prompts[place] for place in places_of_slice],
-                    [outputs[place] for place in places_of_slice],
-                    request.rollouts_per_problem,
-                )
+                first, end = slices.pop(0)
+                samples = chain.from_iterable(self._outputs.take(name) for name in names[first:end])
+                yield self._rollouts(request.prompts[first:end], [*samples], request.rollouts_per_problem)
         if slices:
-            raise RuntimeError(f"the engine has finished {len(outputs)} of {len(prompts)} prompts")
+            raise RuntimeError(f"the engine has finished {len(finished)} of {len(prompts)} prompts")
 
-    def _finished(self) -> Iterator[Any]:
-        """What the engine is asked for, as it finishes."""
+    def _finished(self) -> Iterator[str]:
+        """Names of the requests that the engine has, as it finishes them."""
         engine = self._llm.llm_engine
         while engine.has_unfinished_requests():
-            outputs = engine.step()
+            names: list[Any] = engine.step()
             self.beats += 1
-            yield from outputs
+            yield from names
 
-    def _rollouts(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Any], n: int) -> Rollouts:
-        """Rollouts of vLLM's outputs for these prompts."""
-        responses = [response for output in outputs for response in output.outputs]
+    def _rollouts(self, prompts: Sequence[Sequence[int]], samples: Sequence["Sample"], n: int) -> Rollouts:
+        """Rollouts of the samples of these prompts."""
         rollouts = Rollouts(
             rollouts_per_problem=n,
             prompts=[np.asarray(prompt, dtype=np.int32) for prompt in prompts],
-            tokens=np.fromiter(chain.from_iterable(r.token_ids for r in responses), dtype=np.int32),
-            logprobs=np.fromiter(
-                chain.from_iterable(r.logprobs.logprobs for r in responses), dtype=np.float32
-            ),
-            lengths=np.fromiter((len(r.token_ids) for r in responses), dtype=np.int64),
-            truncated=np.fromiter((r.finish_reason == "length" for r in responses), dtype=bool),
+            tokens=np.fromiter(chain.from_iterable(sample.tokens for sample in samples), dtype=np.int32),
+            logprobs=np.concatenate([piece for sample in samples for piece in sample.logprobs])[:, 0],
+            lengths=np.fromiter((len(sample.tokens) for sample in samples), dtype=np.int64),
+            truncated=np.fromiter((sample.truncated for sample in samples), dtype=bool),
             texts=self._tokenizer.batch_decode(
-                [list(r.token_ids) for r in responses], skip_special_tokens=True
+                [sample.tokens for sample in samples], skip_special_tokens=True
             ),
             weights_version=self._version,
         )

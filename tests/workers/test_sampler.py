@@ -67,9 +67,22 @@ class CountedSampler(Sampler):
 
     def cached_tokens(self, request: SamplingRequest) -> int:
         """Of the first prompt, found in the prefix cache."""
-        prompt: Any = {"prompt_token_ids": list(request.prompts[0])}
-        (output,) = self._llm.generate([prompt], self.parameters(request)[:1], use_tqdm=False)
-        return int(output.num_cached_tokens)
+        return int(self._as_shipped(request)[0].num_cached_tokens)
+
+    def bare(self, request: SamplingRequest) -> list[tuple[list[int], list[float], bool]]:
+        """Tokens, log-probabilities and truncation of each response by ``LLM.generate`` of vLLM as it is shipped."""
+        return [
+            (list(response.token_ids), list(response.logprobs.logprobs), response.finish_reason == "length")
+            for output in self._as_shipped(request)
+            for response in output.outputs
+        ]
+
+    def _as_shipped(self, request: SamplingRequest) -> list[Any]:
+        from benchmarks.bare_engine import as_shipped
+
+        prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
+        with as_shipped(self._llm):
+            return list(self._llm.generate(prompts, self.parameters(request), use_tqdm=False))
 
     def slices(self, request: SamplingRequest, groups: list[int]) -> list[tuple[Rollouts, int]]:
         """Each slice, and after how many of the engine's steps it was there."""
@@ -168,6 +181,18 @@ def test_a_prompt_that_the_engine_has_seen_before_gives_the_same_bits(engine: En
 
 
 @pytest.mark.engine
+def test_rollouts_are_those_of_vllm_as_it_is_shipped(engine: Engine) -> None:
+    request = request_of(engine.prompts, 40)  # of which some end early
+    rollouts = engine.generate(request)
+    bare = ray.get(engine.actor.bare.remote(request))
+    ends = rollouts.offsets[1:-1]
+    assert [part.tolist() for part in np.split(rollouts.tokens, ends)] == [tokens for tokens, _, _ in bare]
+    logprobs = [np.asarray(values, dtype=np.float32) for _, values, _ in bare]
+    assert np.array_equal(rollouts.logprobs, np.concatenate(logprobs))
+    assert rollouts.truncated.tolist() == [truncated for _, _, truncated in bare]
+    assert len({len(tokens) for tokens, _, _ in bare}) > 1
+
+
 def test_a_batch_comes_in_slices_each_as_soon_as_it_is_whole(engine: Engine) -> None:
     """64 of 80 responses fit the engine at once, so the last slice waits for room that others have left."""
     request = request_of(engine.prompts, 16)

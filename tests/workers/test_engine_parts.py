@@ -1,0 +1,97 @@
+"""What stands in for parts of vLLM: seeds drawn ahead, samples gathered."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workers.engine_outputs import GatheredOutputs
+from workers.engine_seeds import DRAWN, SeedsAhead
+
+
+def test_seeds_drawn_ahead_are_those_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[list[int]] = []
+
+    def argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+        used.append(seeds.tolist())
+        return logits.argmax(-1)
+
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace(fused_gumbel_argmax=argmax))
+    ahead = SeedsAhead(None)
+    generators = {row: torch.Generator().manual_seed(2**40 + row) for row in range(3)}
+    logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
+    steps = DRAWN + 5
+    for step in range(steps):
+        # Rows change their places, and one ends early.
+        rows = [0, 1, 2] if step % 2 else [2, 0, 1]
+        rows = rows if step < 40 else [row for row in rows if row != 1]
+        at = {place: generators[row] for place, row in enumerate(rows)}
+        tokens, logprobs = ahead(logits[rows], at, None, None)
+        assert tokens.tolist() == [[1, 0, 1][row] for row in rows]
+        assert logprobs is not None and torch.equal(logprobs, logits[rows].log_softmax(-1))
+        used[-1] = [used[-1][rows.index(row)] if row in rows else -1 for row in range(3)]
+    for row, count in ((0, steps), (1, 40), (2, steps)):
+        one_by_one = torch.Generator().manual_seed(2**40 + row)
+        expected = [int(torch.randint(0, 2**31, (1,), generator=one_by_one)) for _ in range(count)]
+        assert [step[row] for step in used[:count]] == expected
+
+
+def test_a_request_without_a_seed_beside_others_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="needs a seed"):
+        SeedsAhead(None)(torch.zeros(2, 4), {0: torch.Generator()}, None, None)
+
+
+def request(name: str) -> Any:
+    return SimpleNamespace(request_id=name)
+
+
+def output(name: str, tokens: list[int], end: str | None = None) -> Any:
+    from vllm.v1.engine import FinishReason
+
+    logprobs = np.asarray([[-float(token)] for token in tokens], dtype=np.float32)
+    return SimpleNamespace(
+        request_id=name,
+        new_token_ids=tokens,
+        new_logprobs=SimpleNamespace(logprobs=logprobs),
+        finish_reason=FinishReason[end] if end else None,
+    )
+
+
+@pytest.fixture
+def outputs() -> GatheredOutputs:
+    """Of two requests, one with two samples."""
+    gathered = GatheredOutputs()
+    for index in range(2):
+        gathered.add_request(request(f"{index}_pair"), None, request("pair"), index)
+    gathered.add_request(request("single"), None, None, 0)
+    return gathered
+
+
+def test_samples_are_gathered_in_their_order_whichever_ends_first(outputs: GatheredOutputs) -> None:
+    assert outputs.get_num_unfinished_requests() == 3
+    assert (
+        outputs.process_outputs([output("0_pair", [5]), output("1_pair", [6], "STOP")]).request_outputs == []
+    )
+    done = outputs.process_outputs([output("single", [7, 8], "STOP"), output("0_pair", [9], "LENGTH")])
+    assert done.request_outputs == ["single", "pair"]
+    assert not outputs.has_unfinished_requests()
+    first, second = outputs.take("pair")
+    assert (first.tokens, first.truncated) == ([5, 9], True)
+    assert np.concatenate(first.logprobs).tolist() == [[-5.0], [-9.0]]
+    assert (second.tokens, second.truncated) == ([6], False)
+    with pytest.raises(KeyError):
+        outputs.take("pair")
+
+
+def test_a_sample_that_the_engine_gives_up_is_no_result(outputs: GatheredOutputs) -> None:
+    with pytest.raises(RuntimeError, match="ended a sample by abort"):
+        outputs.process_outputs([output("single", [], "ABORT")])
+
+
+def test_a_request_that_is_taken_back_leaves_nothing(outputs: GatheredOutputs) -> None:
+    assert sorted(outputs.abort_requests(["pair"], internal=True)) == ["0_pair", "1_pair"]
+    assert outputs.get_num_unfinished_requests() == 1
+    done = outputs.process_outputs([output("single", [1], "STOP")])
+    assert done.request_outputs == ["single"]
