@@ -21,6 +21,7 @@ import ray
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
+from orchestrator.pools.pools import KEPT_MEMORY
 from orchestrator.scheduling.spreading import slices_of_part, split
 from workers.rollouts import Rollouts, rollout_seed
 from workers.sampler import SamplingRequest
@@ -60,7 +61,7 @@ def measure(problems: int, n: int, max_tokens: int, repetitions: int) -> dict[st
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}},
+        runtime_env={"env_vars": KEPT_MEMORY | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}},
     )
     actor = ray.remote(concurrency_groups={WATCH_GROUP: 1})(BareSampler).remote(
         model,

@@ -14,6 +14,7 @@ from typing import Any
 from grids.errors import UserError
 from grids.expansion import expand
 from grids.spec import GridSpec
+from orchestrator.pools.pools import KEPT_MEMORY
 
 SIDE = Path(__file__).with_name("trl_side.py")
 REQUIREMENTS = (
@@ -174,6 +175,7 @@ def _run_process(
     left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"OMP_NUM_THREADS": str(variant.threads), "HF_HUB_OFFLINE": "1"} | VLLM_IN_PROCESS
+    environment |= KEPT_MEMORY  # as our engines and learners have it
     try:
         ended = subprocess.run(
             # Without -P the modules beside the script, `site` among them, would hide those of the same name.

@@ -50,6 +50,8 @@ def parse_grid(text: str, path: Path) -> GridSpec:
         expand(spec)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    if spec.grid.canary:
+        raise UserError(f"{path}: grid.canary: is set by `plan --canary` alone; leave it out")
     return resolve_paths(spec, path.resolve().parent)
 
 
@@ -112,6 +114,8 @@ def _message(path: Path, error: ValidationError) -> str:
         field, text = f"{field}.{first['ctx']['discriminator'].strip(chr(39))}", "is missing; add it"
     elif first["type"] == "too_short":
         text = "is empty; give at least one value"
+    elif first["type"] in ("bool_parsing", "bool_type"):
+        text = f"should be true or false, not {first['input']!r}"
     elif first["type"] == "list_type":
         text = f"should be a list such as [4, 16] or {{from: 4, to: 16}}, not {first['input']!r}"
     elif first["type"] == "string_pattern_mismatch":

@@ -88,7 +88,7 @@ class GridAxes(StrictModel):
     compute_rollouts: PositiveInt
     """C_max, training rollouts of each cell. M = C_max / B update steps, rounded down."""
     canary: bool = False
-    """Train two steps of the smallest and of the largest batch alone, to see what phases take (``plan --canary``)."""
+    """Train two steps of the smallest and of the largest batch alone. Set by ``plan --canary``, never in a YAML file."""
 
     @field_validator("rollouts_per_problem")
     @classmethod

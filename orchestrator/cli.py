@@ -18,6 +18,7 @@ from orchestrator.tables import Format, make_console, print_rows
 
 if TYPE_CHECKING:
     from grids.spec import GridSpec
+    from orchestrator.store.phase_log import PhaseRecord
 
 app = typer.Typer(
     name="isocompute",
@@ -91,6 +92,7 @@ def plan(
     spec = load_grid(grid)
     if canary:
         like = _train_canary(spec, like)
+    records = _records_of(like) if like else []
     print_rows(planning.plan_rows(spec), format_)
     warnings = planning.warnings(spec)
     if os.environ.get("RAY_ADDRESS") and not canary:  # for which the grid has been found to fit
@@ -108,20 +110,39 @@ def plan(
     else:
         from orchestrator.operating.predicting import prediction_line
 
-        lines.append(prediction_line(spec, like))
+        lines.append(prediction_line(spec, like, records))
     lines += [f"warning: {text}" for text in warnings]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
+
+
+def _records_of(like: Path) -> "list[PhaseRecord]":
+    from orchestrator.operating.predicting import records_of
+
+    try:
+        return records_of(like)
+    except UserError as error:
+        raise UserError(f"--like: {error}") from error
 
 
 def _train_canary(spec: "GridSpec", like: Path | None) -> Path:
     """Train the canary of a grid; its run folder."""
     from orchestrator.control.running import run_canary
+    from orchestrator.store.run_store import SpecDiffers
 
     if like is not None:
         raise UserError("--canary: trains the run that --like would name; give one of them")
+    if not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            "--canary: trains on a cluster; set RAY_ADDRESS to the HOST:PORT of its head, or predict with --like RUN"
+        )
     folder = default_run_dir(f"{spec.name}-canary").absolute()
-    with redirect_stdout(sys.stderr):  # the plan alone goes to pipes
-        code = run_canary(spec, folder)
+    try:
+        with redirect_stdout(sys.stderr):  # the plan alone goes to pipes
+            code = run_canary(spec, folder)
+    except SpecDiffers as error:
+        raise UserError(
+            f"--canary: {error.difference}; remove that folder, or predict from it with --like {folder}"
+        ) from error
     if code is not ExitCode.ALL_FINISHED:
         raise typer.Exit(code)
     return folder

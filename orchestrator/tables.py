@@ -39,14 +39,17 @@ class Seconds(float):
 
 
 def print_rows(
-    rows: Sequence[dict[str, Any]], format_: Format, console: rich.console.Console | None = None
+    rows: Sequence[dict[str, Any]],
+    format_: Format,
+    console: rich.console.Console | None = None,
+    columns: Sequence[str] = (),
 ) -> None:
-    """Print rows that share their keys: a table for people, a JSON array, or CSV with a header."""
+    """Print rows that share their keys: a table for people, a JSON array, or CSV with a header (of ``columns`` where no row is)."""
     if format_ is Format.JSON:
         print("[" + ",".join("\n " + json.dumps(row) for row in rows) + "\n]")
     elif format_ is Format.CSV:
-        if rows:
-            writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]))
+        if fields := list(rows[0] if rows else columns):
+            writer = csv.DictWriter(sys.stdout, fieldnames=fields)
             writer.writeheader()
             writer.writerows(rows)
     elif not rows:

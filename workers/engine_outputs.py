@@ -70,12 +70,12 @@ class GatheredOutputs:
             if output.new_logprobs is not None:
                 sample.logprobs.append(output.new_logprobs.logprobs)
             if output.finish_reason is not None:
+                del self._unfinished[output.request_id]
                 if output.finish_reason not in ENDED:
                     raise RuntimeError(
                         f"the engine has ended a sample by {output.finish_reason.name.lower()}"
                     )
                 sample.truncated = output.finish_reason == FinishReason.LENGTH
-                del self._unfinished[output.request_id]
                 self._missing[sample.group] -= 1
                 if not self._missing[sample.group]:
                     del self._missing[sample.group]

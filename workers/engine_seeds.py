@@ -17,7 +17,9 @@ DRAWN = 64
 def draw_seeds_ahead(worker: Any) -> None:
     """Let an engine's worker in this process do so; by ``LLM.collective_rpc``, before the first request."""
     sampler = worker.model_runner.sampler.topk_topp_sampler
-    sampler.forward = SeedsAhead(sampler)
+    # Elsewhere (another processor, 64-bit noise) vLLM draws in other ways, which stay as they are.
+    if sampler.forward == sampler.forward_cpu and not sampler.use_fp64_gumbel:
+        sampler.forward = SeedsAhead(sampler)
 
 
 class SeedsAhead:

@@ -133,7 +133,7 @@ class Sampler:
 
         Raises:
             WeightsRefused: a tensor is missing, unknown or of another shape.
-            RuntimeError: log-probabilities are no numbers, or the engine has lost a request.
+            RuntimeError: log-probabilities are no numbers, or the engine has lost or given up a request; it is to be started anew.
         """
         if weights is not None and weights.version != self._version:
             self._load(weights)

@@ -132,6 +132,8 @@ def run_identity(
     for changeable in ("pools", "tracking", "commits", "failures", "assumptions"):
         del identity[changeable]
     del identity["grid"]["compute_rollouts"]
+    if not spec.grid.canary:
+        del identity["grid"]["canary"]  # which folders of earlier versions do not have
     identity["problems"] = {"train": train, "validation": validation}
     identity["model"] = {"content": model, "dtype": spec.model.dtype}
     if weights is not None:

@@ -12,6 +12,7 @@ from orchestrator.scheduling.costs import CostModel
 from orchestrator.simulation.learnt import learnt_conditions
 from orchestrator.simulation.simulator import simulate
 from orchestrator.store.phase_log import PhaseRecord, read_epochs
+from orchestrator.store.run_store import RunStore
 from orchestrator.tables import duration
 
 
@@ -42,8 +43,9 @@ def records_of(run_dir: Path) -> list[PhaseRecord]:
     """All phases that a run has on record.
 
     Raises:
-        UserError: it has none.
+        UserError: it is no run folder, or has none.
     """
+    RunStore.existing(run_dir)
     records = list(chain.from_iterable(read_epochs(run_dir)))
     if not records:
         raise UserError(
@@ -52,13 +54,9 @@ def records_of(run_dir: Path) -> list[PhaseRecord]:
     return records
 
 
-def prediction_line(spec: GridSpec, like: Path) -> str:
-    """For people: what the grid will take if phases take what they took in an earlier run.
-
-    Raises:
-        UserError: that run has no phases on record.
-    """
-    found = predict(spec, records_of(like))
+def prediction_line(spec: GridSpec, like: Path, records: Sequence[PhaseRecord]) -> str:
+    """For people: what the grid will take if phases take what they took in the earlier run ``like``, of which ``records`` are."""
+    found = predict(spec, records)
     return (
         f"predicted from the phases of {like}: {duration(found.wall_seconds)}, {found.accelerator_hours:,.4g} "
         f"accelerator-hours, {found.idle_share:.0%} of them idle; the start of the pools and failures are not counted"

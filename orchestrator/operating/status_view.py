@@ -33,8 +33,8 @@ class StatusView:
     descending: bool = False
     format_: Format = Format.TABLE
 
-    def read(self, holder: LeaseRecord | None) -> tuple[list[Row], str]:
-        """The rows to show; the counts over all cells, who holds the run, what is left and how the pools do.
+    def read(self, holder: LeaseRecord | None) -> tuple[list[Row], list[str], str]:
+        """The rows to show; their columns; the counts over all cells, who holds the run, what is left and how the pools do.
 
         Raises:
             UserError: no run folder, an unknown state or column.
@@ -45,7 +45,7 @@ class StatusView:
         rows = status_rows(run_store, spec, outlook)
         notes = [f"{counts_line(rows)}; {holder_line(holder)}", outlook.line()]
         chosen = chosen_rows(rows, self.states, self.sort, self.descending)
-        return chosen, "\n".join(note for note in notes if note)
+        return chosen, list(rows[0]), "\n".join(note for note in notes if note)
 
     def watch(self) -> HolderWatch:
         """Who holds the run, to be looked at."""
@@ -53,8 +53,8 @@ class StatusView:
 
     def show(self, holder: LeaseRecord | None) -> None:
         """Print it once. ``holder``: who holds the run."""
-        rows, notes = self.read(holder)
-        print_rows(rows, self.format_)
+        rows, columns, notes = self.read(holder)
+        print_rows(rows, self.format_, columns=columns)
         print(notes, file=sys.stdout if self.format_ is Format.TABLE else sys.stderr, flush=True)
 
 
@@ -67,7 +67,7 @@ def watch_status(view: StatusView, every: float, sleep: Callable[[float], None] 
             with rich.live.Live(console=console, auto_refresh=False) as live:
                 while True:
                     holder = watch.look()
-                    rows, notes = view.read(holder)
+                    rows, _, notes = view.read(holder)
                     live.update(_block(rows, notes), refresh=True)
                     if holder is None:
                         return

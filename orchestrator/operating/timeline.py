@@ -63,7 +63,7 @@ def _row(member: str) -> tuple[int, int]:
 
 def _slice(record: PhaseRecord, start: float, pid: int, tid: int) -> dict[str, Any]:
     return {
-        "name": f"{record.kind} (failed)" if record.failed else str(record.kind),
+        "name": f"{record.cell} {record.kind}{' (failed)' if record.failed else ''}",
         "cat": str(record.kind),
         "ph": "X",
         "ts": round((record.started_at - start) * 1e6),

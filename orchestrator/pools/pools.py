@@ -23,8 +23,8 @@ KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
 }
-"""Lets glibc keep what a step has freed for the next one. By default it gives large pieces back to the system, and what computes on
-a CPU meets thousands of page faults a step, a twentieth of its time."""
+"""Lets glibc keep pieces below 32 MiB (its limit) that a step has freed for the next one, in one arena that all threads share. By
+default they go back to the system, and what computes on a CPU meets thousands of page faults a step, a twentieth of its time."""
 
 
 class Pools:
@@ -55,9 +55,14 @@ def make_pools(spec: GridSpec, longest_prompt: int, supervision: Supervision) ->
     sampler_spec, learner_spec = spec.pools.samplers, spec.pools.learners
     variables = {RUN_VARIABLE: str(supervision.run_dir)}
     sampler_class, learner_class, grader_class = map(_remote, (SamplerActor, LearnerActor, GraderActor))
-    computing = variables | KEPT_MEMORY
-    sampler_options = _options(sampler_spec.cpus, sampler_spec.gpus, computing | _threads(1))
-    learner_options = _options(learner_spec.cpus, learner_spec.gpus, computing | _threads(learner_spec.cpus))
+    sampler_options = _options(
+        sampler_spec.cpus, sampler_spec.gpus, variables | _threads(1) | _memory(sampler_spec.gpus)
+    )
+    learner_options = _options(
+        learner_spec.cpus,
+        learner_spec.gpus,
+        variables | _threads(learner_spec.cpus) | _memory(learner_spec.gpus),
+    )
     grader_options = _options(spec.verifier.workers, 0, variables)
     settings = LearnerSettings(
         model=spec.model,
@@ -111,3 +116,8 @@ def _options(cpus: int, gpus: int, variables: dict[str, str]) -> dict[str, Any]:
 def _threads(threads: int) -> dict[str, str]:
     """Set before the actor imports torch, whose thread pools read it once."""
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _memory(gpus: int) -> dict[str, str]:
+    """Read by glibc when the actor's process starts."""
+    return {} if gpus else KEPT_MEMORY

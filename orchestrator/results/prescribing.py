@@ -133,7 +133,7 @@ def _one_cell(spec: dict[str, Any], axes: dict[str, Any], compute: int) -> GridS
     try:
         whole = GridSpec.model_validate(spec)
         first_mark = _first_mark(whole.evaluation, axes["max_batch_rollouts"], compute)
-        grid = {**spec["grid"], **axes, "seeds": whole.grid.seeds[:1]}
+        grid = {**spec["grid"], **axes, "seeds": whole.grid.seeds[:1], "canary": False}
         evaluation = {**spec["evaluation"], "first_mark": first_mark}
         name = f"{whole.name[:88]}-prescribed"
         return GridSpec.model_validate({**spec, "name": name, "grid": grid, "evaluation": evaluation})

@@ -50,6 +50,11 @@ _CELL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 class SpecDiffers(UserError):
     """The run folder was made for another grid."""
 
+    def __init__(self, difference: str, mend: str) -> None:
+        """``difference``: which file, and what differs."""
+        super().__init__(f"{difference}; {mend}")
+        self.difference = difference
+
 
 class RunStore:
     """A run folder. ``open`` or ``existing`` give one for reading; ``hold`` makes it writable."""
@@ -89,8 +94,8 @@ class RunStore:
         differences = _differences(stored.identity, _as_recorded(_plain(identity), stored.identity))
         if differences:
             raise SpecDiffers(
-                f"{path}: this run was made for another grid: {_shorten(differences)}; "
-                "choose another --run-dir, or put the field back"
+                f"{path}: this run was made for another grid: {_shorten(differences)}",
+                "choose another --run-dir, or put the field back",
             )
         _refuse_smaller_budget(path, stored.resolved, resolved)
         return cls(run_dir, stored.resolved)
@@ -259,8 +264,8 @@ def _refuse_smaller_budget(path: Path, stored: dict[str, Any], new: dict[str, An
     before, after = (dict(_leaves(resolved)).get(_BUDGET) for resolved in (stored, new))
     if before is not None and after is not None and int(after) < int(before):
         raise SpecDiffers(
-            f"{path}: grid.compute_rollouts: {before} -> {after}: the budget of a run can only grow; set it to "
-            f"{before} or more, or choose another --run-dir"
+            f"{path}: grid.compute_rollouts: {before} -> {after}: the budget of a run can only grow",
+            f"set it to {before} or more, or choose another --run-dir",
         )
 
 

@@ -5,6 +5,8 @@ Nothing of the path is replaced: the grid goes through ``isocompute submit`` to 
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from mlflow import MlflowClient
 
 from analysis.reading.sources import read_run
 from analysis.tables import HISTORY_COLUMNS
-from benchmarks.site import QUICKSTART, GridOptions, Site
+from benchmarks.site import QUICKSTART, ROOT, GridOptions, Site
+from orchestrator.operating.status_view import StatusView
 from orchestrator.tracking.mlflow_source import read_experiment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -156,6 +159,25 @@ def test_a_finished_grid_is_not_trained_again(site: Site, undisturbed: Path) -> 
     assert {
         path: path.stat().st_mtime_ns for path in (run_dir / "cells").rglob("*") if path.is_file()
     } == before
+
+
+def test_a_canary_trains_two_steps_of_two_cells_and_predicts_from_them(site: Site, tmp_path: Path) -> None:
+    grid = site.write_grid("sung")
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "plan", str(grid), "--canary"],
+        cwd=tmp_path,
+        env=site.environment("direct") | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "runs" / "sung-canary"
+    assert f"predicted from the phases of {run_dir}: " in done.stdout
+    rows, _, _ = StatusView(run_dir).read(None)
+    assert [(row["cell"], row["state"], row["step"], row["M"]) for row in rows] == [
+        (cell, "finished", 2, 2) for cell in CELLS
+    ]
+    assert not (run_dir / "report").exists()
 
 
 def test_a_grid_that_asks_for_more_than_the_cluster_is_refused_at_once(site: Site) -> None:

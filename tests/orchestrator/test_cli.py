@@ -58,6 +58,10 @@ def test_plan_prints_the_papers_39_cells_as_csv_and_its_warnings_beside_it() -> 
     assert "assumption: compute_rollouts (C_max) is unpublished" in result.stderr
 
 
+def test_a_canary_needs_to_be_told_its_cluster() -> None:
+    assert "set RAY_ADDRESS to the HOST:PORT" in refusal(isocompute("plan", QUICKSTART, "--canary"))
+
+
 def test_plan_as_json_is_json() -> None:
     result = isocompute("plan", QUICKSTART, "--format", "json")
     assert [row["cell"] for row in json.loads(result.stdout)] == ["bp16-n4-s0", "bp16-n16-s0", "bp16-n64-s0"]
@@ -71,6 +75,8 @@ def test_plan_as_json_is_json() -> None:
             "temprature: 1.0",
             ["grid.yaml: sampling.temprature", "did you mean temperature?"],
         ),
+        ("seeds: [0]", "seeds: [0]\n  canary: true", ["grid.canary", "leave it out"]),
+        ("seeds: [0]", "seeds: [0]\n  canary: maybe", ["grid.canary", "true or false, not 'maybe'"]),
         ("temperature: 1.0", "temperature: -1", ["sampling.temperature", "greater than 0"]),
         (
             "compute_rollouts: 32768",

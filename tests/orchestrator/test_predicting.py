@@ -1,5 +1,6 @@
 """What is learnt from phases on record, and what it predicts."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ from grids.expansion import expand
 from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.operating.planning import checkpoint_bytes, disk_line
-from orchestrator.operating.predicting import predict, prediction_line
+from orchestrator.operating.predicting import predict, prediction_line, records_of
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.simulation.learnt import LearntTimes, evaluation_batches, handovers
 from orchestrator.simulation.simulator import simulate
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
+from orchestrator.store.run_store import RunStore
 from tests.orchestrator.stand_in_pools import trial_grid
 from tests.orchestrator.test_simulation import Recorded
 
@@ -132,11 +134,16 @@ def test_an_earlier_run_is_the_measure_and_one_without_phases_is_refused(tmp_pat
     spec = trial_grid(seeds=2, steps=4, slots=2)
     truth = Recorded()
     simulate(spec, expand(spec), Conditions(Law()), truth)
+    run_dir = tmp_path / "run"
     (tmp_path / "phases").mkdir()
     lines = b"".join(one.to_line() for one in truth.seen)
     (tmp_path / "phases" / "e000001-000001.jsonl").write_bytes(lines)
-    line = prediction_line(spec, tmp_path)
+    with pytest.raises(UserError, match="not a run folder"):
+        records_of(tmp_path)
+    RunStore.open(run_dir, {}, {"spec": dump_grid(spec)})
+    with pytest.raises(UserError, match="no phases are on record"):
+        records_of(run_dir)
+    shutil.move(tmp_path / "phases", run_dir)
+    line = prediction_line(spec, run_dir, records_of(run_dir))
     wall = predict(spec, truth.seen).wall_seconds
     assert f"{round(wall)}s" in line
-    with pytest.raises(UserError, match="no phases are on record"):
-        prediction_line(spec, tmp_path / "elsewhere")

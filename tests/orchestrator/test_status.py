@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grids.errors import UserError
+from grids.expansion import canary_of
 from orchestrator.operating.outlook import Outlook
 from orchestrator.operating.status import chosen_rows, counts_line, status_rows
 from orchestrator.operating.status_view import StatusView, watch_status
@@ -62,6 +63,19 @@ def test_each_cell_of_the_grid_has_a_row(run_dir: Path) -> None:
         ("bp2-n4-s2", "pending", 0, 8, 0, None, 0, 0),
         ("bp2-n4-s3", "running", 3, 8, 24, 0.3, 1, 2),
     ]
+
+
+def test_a_canary_has_its_own_cells_and_no_others(tmp_path: Path) -> None:
+    spec = canary_of(small_grid(seeds=4))
+    make_run(tmp_path / "run", spec)
+    assert [(row["cell"], row["M"]) for row in rows_of(tmp_path / "run")] == [("bp2-n4-s0", 2)]
+
+
+def test_csv_has_a_header_also_where_no_cell_is_chosen(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StatusView(run_dir, states="cancelled", format_=Format.CSV).show(None)
+    assert capsys.readouterr().out.strip() == ",".join(rows_of(run_dir)[0])
 
 
 def test_retries_count_from_the_last_commit_on(run_dir: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_phase_is_a_slice_in_microseconds_from_the_first_one() -> None:
     made = trace([SAMPLING, LEARNING, GRADING])
     slices = [event for event in made["traceEvents"] if event["ph"] == "X"]
     assert slices[0] == {
-        "name": "sampling",
+        "name": "bp2-n4-s0 sampling",
         "cat": "sampling",
         "ph": "X",
         "ts": 500_000,
@@ -37,8 +37,8 @@ def test_a_phase_is_a_slice_in_microseconds_from_the_first_one() -> None:
         },
     }
     assert [(event["name"], event["ts"], event["dur"]) for event in slices[1:]] == [
-        ("learning (failed)", 3_000_000, 1_000_000),
-        ("grading", 0, 1),
+        ("bp2-n4-s0 learning (failed)", 3_000_000, 1_000_000),
+        ("bp2-n4-s1 grading", 0, 1),
     ]
     assert made["otherData"] == {"started_at": 1000.0}
 
