@@ -51,6 +51,9 @@ MlflowUri = Annotated[
     typer.Option(help="Server of mlflow:EXPERIMENT. Default: MLFLOW_TRACKING_URI, then this machine's."),
 ]
 
+LONG_SIMULATION = 10_000
+"""Update steps from which a prediction takes so long that people are told."""
+
 
 class ComputeUnit(StrEnum):
     """What a budget is counted in."""
@@ -93,7 +96,8 @@ def plan(
     if canary:
         like = _train_canary(spec, like)
     records = _records_of(like) if like else []
-    print_rows(planning.plan_rows(spec), format_)
+    rows = planning.plan_rows(spec)
+    print_rows(rows, format_)
     warnings = planning.warnings(spec)
     if os.environ.get("RAY_ADDRESS") and not canary:  # for which the grid has been found to fit
         from orchestrator.pools import cluster
@@ -110,6 +114,9 @@ def plan(
     else:
         from orchestrator.operating.predicting import prediction_line
 
+        steps = sum(row["M"] for row in rows)
+        if steps >= LONG_SIMULATION:
+            print(f"simulating {steps:,} update steps", file=sys.stderr, flush=True)
         lines.append(prediction_line(spec, like, records))
     lines += [f"warning: {text}" for text in warnings]
     print("\n".join(lines), file=sys.stdout if format_ is Format.TABLE else sys.stderr)
