@@ -2,10 +2,10 @@
 
     python -m benchmarks.sampler_speed --problems 64 --n 16 --repetitions 9
 
-Bare is vLLM as it is shipped; the actor's engine gathers its samples and draws its seeds in ways of its own.
 The actor's time is what a caller waits: the request's way there, sampling, rollouts as arrays with their texts, in the slices
 that a grid's are graded in, and the way back.
-Bare is ``LLM.generate`` alone, timed inside the actor, with parameters made beforehand and its outputs thrown away.
+Bare is ``LLM.generate`` of vLLM as it is shipped, timed inside the actor, with parameters made beforehand and its outputs thrown
+away; the actor's engine gathers its samples and draws its seeds in ways of its own.
 """
 
 import argparse
