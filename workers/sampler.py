@@ -86,11 +86,13 @@ class Sampler:
             from vllm import LLM
 
             from workers.engine_outputs import GatheredOutputs
+            from workers.engine_prompts import BLOCK_TOKENS, SHARING
             from workers.engine_seeds import draw_seeds_ahead
         gc.enable()
         if not on_gpu:
             torch.set_num_threads(1)
         longest = longest_prompt + sampling.max_tokens
+        on_cpu: dict[str, Any] = {"block_size": BLOCK_TOKENS, "kv_transfer_config": SHARING}
         self._sampling = sampling
         self._llm = LLM(
             model=model.path,
@@ -108,6 +110,7 @@ class Sampler:
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             seed=0,
+            **({} if on_gpu else on_cpu),
         )
         self._outputs = GatheredOutputs()
         self._llm.llm_engine.output_processor = self._outputs

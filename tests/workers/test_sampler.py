@@ -18,7 +18,7 @@ from workers.weights import Weights, mismatched_tensors
 
 TEMPERATURE = 0.8
 LONG_PROMPT = 300
-"""Tokens: more than two blocks of 128, which is what vLLM's prefix cache keeps on a CPU."""
+"""Tokens: 9 blocks of 32, which vLLM's prefix cache keeps, and 12 tokens."""
 PROMPTS = ["12+34=", "5+678=", "90+12=", "3+4=", "777+1="]
 
 
@@ -84,6 +84,23 @@ class CountedSampler(Sampler):
         with as_shipped(self._llm):
             return list(self._llm.generate(prompts, self.parameters(request), use_tqdm=False))
 
+    def computed_tokens(self, request: SamplingRequest) -> int:
+        """Tokens that the model was given for these rollouts."""
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        schedule, computed = scheduler.schedule, []
+
+        def counted(*arguments: Any) -> Any:
+            output = schedule(*arguments)
+            computed.append(output.total_num_scheduled_tokens)
+            return output
+
+        scheduler.schedule = counted
+        try:
+            self.generate(request)
+        finally:
+            scheduler.schedule = schedule
+        return sum(computed)
+
     def slices(self, request: SamplingRequest, groups: list[int]) -> list[tuple[Rollouts, int]]:
         """Each slice, and after how many of the engine's steps it was there."""
         first = self.beats
@@ -106,6 +123,8 @@ class Engine:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+        digits = [token for prompt in self.prompts for token in prompt[:-1]]
+        self.long_prompt = (digits * LONG_PROMPT)[:LONG_PROMPT]
 
     def generate(self, request: SamplingRequest, weights: Weights | None = None) -> Rollouts:
         return ray.get(self.actor.generate.remote(request, weights))
@@ -168,12 +187,11 @@ def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) 
 @pytest.mark.engine
 def test_a_prompt_that_the_engine_has_seen_before_gives_the_same_bits(engine: Engine) -> None:
     """Its first blocks come from the prefix cache then, as where an evaluation meets problems of a training batch."""
-    digits = [token for prompt in engine.prompts for token in prompt[:-1]]
-    request = request_of([(digits * LONG_PROMPT)[:LONG_PROMPT]], 4)
+    request = request_of([engine.long_prompt], 4)
     model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
     engine.generate(request_of(engine.prompts, 1), pack_weights("fresh", "float32", named_weights(model)))
     cold = engine.generate(request)
-    assert ray.get(engine.actor.cached_tokens.remote(request)) == 256
+    assert ray.get(engine.actor.cached_tokens.remote(request)) == 9 * 32
     warm = engine.generate(request)
     np.testing.assert_array_equal(warm.tokens, cold.tokens)
     np.testing.assert_array_equal(warm.logprobs, cold.logprobs)
@@ -181,8 +199,19 @@ def test_a_prompt_that_the_engine_has_seen_before_gives_the_same_bits(engine: En
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("cached", [0, 9 * 32])
+def test_the_samples_of_a_group_share_its_prompt(engine: Engine, cached: int) -> None:
+    """All but its last token, which each computes; then each token but the last of its response."""
+    prompt = engine.prompts[1] if not cached else engine.long_prompt
+    request = request_of([prompt], 7)
+    lengths = engine.generate(request).lengths  # whole blocks are in vLLM's own cache from here on
+    computed = ray.get(engine.actor.computed_tokens.remote(request))
+    assert computed == len(prompt) - cached + 6 + (lengths - 1).sum()
+
+
+@pytest.mark.engine
 def test_rollouts_are_those_of_vllm_as_it_is_shipped(engine: Engine) -> None:
-    request = request_of(engine.prompts, 40)  # of which some end early
+    request = request_of([*engine.prompts, engine.long_prompt], 40)  # of which some end early
     rollouts = engine.generate(request)
     bare = ray.get(engine.actor.bare.remote(request))
     ends = rollouts.offsets[1:-1]
