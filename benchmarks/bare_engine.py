@@ -9,22 +9,26 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, kv_transfer_stat
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from workers.engine_seeds import draw_seeds_ahead
+from workers.engine_slots import spare_allocations
 
 
 @contextmanager
 def as_shipped(llm: LLM) -> Iterator[None]:
-    """Within it the engine, in this process, computes prompts, draws seeds and gathers samples in vLLM's way, for ``generate``."""
+    """Within it the engine, in this process, computes prompts, draws seeds and so on in vLLM's own way, for ``llm.generate``."""
     engine = llm.llm_engine
-    scheduler = engine.engine_core.engine_core.scheduler
+    core: Any = engine.engine_core
+    scheduler = core.engine_core.scheduler
     outputs, sharing, copying = engine.output_processor, scheduler.connector, get_kv_transfer_group()
     try:
         engine.output_processor = OutputProcessor(engine.tokenizer, log_stats=False)
         scheduler.connector = kv_transfer_state._KV_CONNECTOR_AGENT = None
+        del scheduler.kv_cache_manager.allocate_slots  # ours, which hides the method
         llm.collective_rpc(_draw_one_by_one)
         yield
     finally:
         engine.output_processor = outputs
         scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT = sharing, copying
+        spare_allocations(scheduler.kv_cache_manager)
         # No request is under way, so no seed that was drawn ahead is lost.
         llm.collective_rpc(draw_seeds_ahead)
 

@@ -5,7 +5,7 @@
 The actor's time is what a caller waits: the request's way there, sampling, rollouts as arrays with their texts, in the slices
 that a grid's are graded in, and the way back.
 Bare is ``LLM.generate`` of vLLM as it is shipped, timed inside the actor, with parameters made beforehand and its outputs thrown
-away; the actor's engine shares prompts, draws seeds and gathers samples in ways of its own.
+away; the actor's engine shares prompts, draws seeds and so on in ways of its own.
 """
 
 import argparse

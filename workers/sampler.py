@@ -88,6 +88,7 @@ class Sampler:
             from workers.engine_outputs import GatheredOutputs
             from workers.engine_prompts import BLOCK_TOKENS, SHARING
             from workers.engine_seeds import draw_seeds_ahead
+            from workers.engine_slots import spare_allocations
         gc.enable()
         if not on_gpu:
             torch.set_num_threads(1)
@@ -116,6 +117,8 @@ class Sampler:
         self._llm.llm_engine.output_processor = self._outputs
         if not on_gpu:
             self._llm.collective_rpc(draw_seeds_ahead)
+            core: Any = self._llm.llm_engine.engine_core  # of an engine in this process
+            spare_allocations(core.engine_core.scheduler.kv_cache_manager)
         self._tokenizer = self._llm.get_tokenizer()
         self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)

@@ -211,7 +211,10 @@ def test_the_samples_of_a_group_share_its_prompt(engine: Engine, cached: int) ->
 
 @pytest.mark.engine
 def test_rollouts_are_those_of_vllm_as_it_is_shipped(engine: Engine) -> None:
-    request = request_of([*engine.prompts, engine.long_prompt], 40)  # of which some end early
+    around_a_block = [engine.long_prompt[:length] for length in (28, 31, 32, 33)]
+    request = request_of(
+        [*engine.prompts, *around_a_block, engine.long_prompt], 40
+    )  # of which some end early
     rollouts = engine.generate(request)
     bare = ray.get(engine.actor.bare.remote(request))
     ends = rollouts.offsets[1:-1]
