@@ -1,9 +1,9 @@
-"""One computation of a prompt for all samples of its group, in a vLLM engine on a CPU.
+"""Short prompts that the samples of a group share, in a vLLM engine on a CPU.
 
-vLLM 0.32 shares whole blocks of prompts, and on a CPU a block has 32 tokens or more. What is left over, which of a short prompt is
-all of it, is computed anew for each of the n samples: for short rollouts of a small model a fifth of an engine's time. Here the
-first sample of a group computes it and the others copy keys and values from its blocks, by the interface that vLLM has for keys
-and values from elsewhere. The last token of a prompt is computed by each sample: its logits give the first token of the response.
+vLLM 0.32 shares prompts in whole blocks, which on a CPU have 32 tokens or more: a shorter prompt is computed anew for each of the n
+samples, and is most of the work where responses are as short. Here one sample computes it, and those that are admitted while that
+one runs copy keys and values from its block, by the interface that vLLM has for keys and values from elsewhere. The last token of
+a prompt is computed by each sample: its logits give the first token of the response.
 """
 
 from collections.abc import Sequence
@@ -34,48 +34,46 @@ class BlockCopies(KVConnectorMetadata):
 
 
 class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
-    """Lets a request take its prompt from a running one that has the same.
+    """Lets a request take its prompt from a running one that has the same, where it fits in one block.
 
-    vLLM makes one in its scheduler, which says who takes what from whom, and one in its worker, which copies. A request's prompt
-    must be computed whole in the step that admits it (no chunked prefill). Models that keep more than keys and values of the
-    whole context (windows, states) share nothing.
+    Longer ones are not shared, so that results stay the same bits: of a long context vLLM's attention takes as many tokens at once
+    as the rows of a request leave room for, and a sample that computes one token would sum in another order than one that
+    computes all. Nor are those of models that keep more than keys and values of the whole context (windows, states).
+
+    vLLM makes one of these in its scheduler, which says who takes from whom, and one in its worker, which copies.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Called by vLLM."""
+        """Called by vLLM.
+
+        Raises:
+            ValueError: prompts would be computed in chunks, and taken before they are there.
+        """
         super().__init__(vllm_config, role, kv_cache_config)
+        if vllm_config.scheduler_config.enable_chunked_prefill:
+            raise ValueError("prompts can be shared only without chunked prefill")
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._shares = [type(spec) for spec in specs] == [FullAttentionSpec]
-        self._block_tokens: int = specs[0].block_size if self._shares else 0
         self._leaders: dict[tuple[int, ...], str] = {}
         """Of each prompt the running request that computes or has computed it."""
         self._sources: list[int] = []
         self._targets: list[int] = []
         self._caches: dict[str, torch.Tensor] = {}
 
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """No other engine waits for anything."""
-        return False
-
     # In the scheduler
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens can be taken after the first ``num_computed_tokens``, which are whole blocks that vLLM shares itself."""
-        if not self._leader_blocks(request):
-            return 0, False
-        return max(0, request.num_prompt_tokens - 1 - num_computed_tokens), False
+        """How many tokens can be taken: all but the last one, or none."""
+        return (request.num_prompt_tokens - 1 if self._leader_blocks(request) else 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """A request is admitted: it takes so many tokens, or others can take from it."""
-        if not num_external_tokens:
+        """A request is admitted: it takes its prompt, or others can take it from there."""
+        if num_external_tokens:
+            (own,) = blocks.get_block_ids()
+            self._sources.append(self._leader_blocks(request)[0])
+            self._targets.append(own[0])
+        elif self._shares and request.num_prompt_tokens <= BLOCK_TOKENS:
             self._leaders[_prompt(request)] = request.request_id
-            return
-        end = request.num_prompt_tokens - 1
-        places = slice((end - num_external_tokens) // self._block_tokens, -(-end // self._block_tokens))
-        (own,) = blocks.get_block_ids()
-        self._sources += self._leader_blocks(request)[places]
-        self._targets += own[places]
 
     def build_connector_meta(self, scheduler_output: Any) -> BlockCopies:
         """The copies of this step."""
@@ -86,17 +84,17 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Its blocks are about to be freed: nobody can take from it any more."""
-        prompt = _prompt(request)
-        if self._leaders.get(prompt) == request.request_id:
-            del self._leaders[prompt]
+        """Forget a request that others could take from; its blocks are about to be freed."""
+        if self._leaders.get(_prompt(request)) == request.request_id:
+            del self._leaders[_prompt(request)]
         return False, None
 
     def _leader_blocks(self, request: Any) -> Sequence[int]:
         """Blocks of the request that this one can take from; none of one that has been preempted."""
-        leader = self._leaders.get(_prompt(request)) if self._shares else None
-        if leader is None or self._kv_cache_manager is None:
+        leader = self._leaders.get(_prompt(request))
+        if leader is None:
             return ()
+        assert self._kv_cache_manager is not None  # bound before the first request
         (blocks,) = self._kv_cache_manager.get_block_ids(leader)
         return blocks
 
@@ -107,7 +105,12 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
         self._caches = kv_caches
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Copy in one layer; vLLM has put this step's keys and values into its cache just before."""
+        """Copy in one layer.
+
+        vLLM has just put this step's keys and values into the layer's cache and looks at them next. What a request has put there
+        for its prompt's last token gives way to the same from the other's block; what else that block holds, of a response, is
+        written over before anything looks at it.
+        """
         copies = self._get_connector_metadata()
         assert isinstance(copies, BlockCopies)
         if len(copies.sources):
@@ -127,9 +130,9 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
 SHARING = {
     "kv_connector": SharedPrompts.__name__,
     "kv_connector_module_path": SharedPrompts.__module__,
-    "kv_role": "kv_both",
+    "kv_role": "kv_consumer",
 }
-"""An engine's ``kv_transfer_config`` with which it does so."""
+"""The ``kv_transfer_config`` of an engine that does so."""
 
 
 def _prompt(request: Any) -> tuple[int, ...]:

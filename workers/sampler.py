@@ -77,6 +77,8 @@ class Sampler:
         if not on_gpu:
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(pool.kv_cache_gib)))
             os.environ["OMP_NUM_THREADS"] = "1"
+            # A setting for learners on GPUs, with which vLLM refuses to share prompts.
+            os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
             # vLLM would compile a few small functions at the first call, in seconds that they never make up for here.
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
         # These imports make millions of objects that all stay: looking for garbage among them takes seconds.
@@ -93,8 +95,13 @@ class Sampler:
         if not on_gpu:
             torch.set_num_threads(1)
         longest = longest_prompt + sampling.max_tokens
-        on_cpu: dict[str, Any] = {"block_size": BLOCK_TOKENS, "kv_transfer_config": SHARING}
-        self._sampling = sampling
+        on_cpu: dict[str, Any] = {
+            "block_size": BLOCK_TOKENS,
+            "kv_transfer_config": SHARING,
+            # A prompt of which a part is found in the cache may be summed up in another order than the same prompt without.
+            "enable_prefix_caching": False,
+        }
+        self._sampling, self._on_gpu = sampling, on_gpu
         self._llm = LLM(
             model=model.path,
             dtype=model.dtype,
@@ -139,8 +146,11 @@ class Sampler:
 
         Raises:
             WeightsRefused: a tensor is missing, unknown or of another shape.
-            RuntimeError: log-probabilities are no numbers, or the engine has lost or given up a request; it is to be started anew.
+            RuntimeError: log-probabilities are no numbers, or the engine has lost or given up a request, or has some of an earlier
+                batch; it is to be started anew.
         """
+        if self._llm.llm_engine.has_unfinished_requests():
+            raise RuntimeError("the engine has requests of an earlier batch")
         if weights is not None and weights.version != self._version:
             self._load(weights)
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
@@ -220,8 +230,9 @@ class Sampler:
                 faults += [f"{name} of the engine received nothing" for name in untouched]
         if faults:
             raise WeightsRefused(f"weights {weights.version}: " + "; ".join(faults))
-        # Cached prefixes belong to the old weights.
-        self._llm.reset_prefix_cache()
+        # Cached prefixes belong to the old weights; on a CPU there are none.
+        if self._on_gpu:
+            self._llm.reset_prefix_cache()
         self._version = weights.version
         self.beats += 1
 

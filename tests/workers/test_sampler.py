@@ -17,8 +17,8 @@ from workers.sampler import Sampler, SamplingRequest
 from workers.weights import Weights, mismatched_tensors
 
 TEMPERATURE = 0.8
-LONG_PROMPT = 300
-"""Tokens: 9 blocks of 32, which vLLM's prefix cache keeps, and 12 tokens."""
+LONG_PROMPT = 800
+"""Tokens: more than vLLM's attention takes at once on a CPU, of a prompt with all its tokens or of the next token alone."""
 PROMPTS = ["12+34=", "5+678=", "90+12=", "3+4=", "777+1="]
 
 
@@ -65,27 +65,21 @@ class CountedSampler(Sampler):
     def count(self) -> int:
         return self.beats
 
-    def cached_tokens(self, request: SamplingRequest) -> int:
-        """Of the first prompt, found in the prefix cache."""
-        return int(self._as_shipped(request)[0].num_cached_tokens)
-
     def bare(self, request: SamplingRequest) -> list[tuple[list[int], list[float], bool]]:
         """Tokens, log-probabilities and truncation of each response by ``LLM.generate`` of vLLM as it is shipped."""
-        return [
-            (list(response.token_ids), list(response.logprobs.logprobs), response.finish_reason == "length")
-            for output in self._as_shipped(request)
-            for response in output.outputs
-        ]
-
-    def _as_shipped(self, request: SamplingRequest) -> list[Any]:
         from benchmarks.bare_engine import as_shipped
 
         prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
         with as_shipped(self._llm):
-            return list(self._llm.generate(prompts, self.parameters(request), use_tqdm=False))
+            outputs = self._llm.generate(prompts, self.parameters(request), use_tqdm=False)
+        return [
+            (list(response.token_ids), list(response.logprobs.logprobs), response.finish_reason == "length")
+            for output in outputs
+            for response in output.outputs
+        ]
 
-    def computed_tokens(self, request: SamplingRequest) -> int:
-        """Tokens that the model was given for these rollouts."""
+    def computed_tokens(self, request: SamplingRequest) -> tuple[int, np.ndarray]:
+        """(tokens that the model was given for these rollouts, lengths of their responses)."""
         scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
         schedule, computed = scheduler.schedule, []
 
@@ -96,10 +90,10 @@ class CountedSampler(Sampler):
 
         scheduler.schedule = counted
         try:
-            self.generate(request)
+            lengths = self.generate(request).lengths
         finally:
             scheduler.schedule = schedule
-        return sum(computed)
+        return sum(computed), lengths
 
     def slices(self, request: SamplingRequest, groups: list[int]) -> list[tuple[Rollouts, int]]:
         """Each slice, and after how many of the engine's steps it was there."""
@@ -133,7 +127,7 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Of a model that ties its embeddings, which an engine can miss when weights arrive; that of the whole-grid tests does not."""
-    engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=True, context=512))
+    engine = Engine(make_model(tmp_path_factory.mktemp("model"), tied=True, context=1024))
     yield engine
     ray.kill(engine.actor)
 
@@ -185,36 +179,35 @@ def test_results_repeat_and_do_not_depend_on_the_other_requests(engine: Engine) 
 
 
 @pytest.mark.engine
-def test_a_prompt_that_the_engine_has_seen_before_gives_the_same_bits(engine: Engine) -> None:
-    """Its first blocks come from the prefix cache then, as where an evaluation meets problems of a training batch."""
-    request = request_of([engine.long_prompt], 4)
+def test_a_long_prompt_gives_the_same_bits_with_and_without_one_that_begins_alike(engine: Engine) -> None:
+    """As where an evaluation meets problems of a training batch, or all prompts begin with the same instructions."""
     model = AutoModelForCausalLM.from_pretrained(engine.folder, dtype=torch.float32)
-    engine.generate(request_of(engine.prompts, 1), pack_weights("fresh", "float32", named_weights(model)))
-    cold = engine.generate(request)
-    assert ray.get(engine.actor.cached_tokens.remote(request)) == 9 * 32
-    warm = engine.generate(request)
-    np.testing.assert_array_equal(warm.tokens, cold.tokens)
-    np.testing.assert_array_equal(warm.logprobs, cold.logprobs)
+    request = request_of([engine.long_prompt], 4)
+    cold = engine.generate(request, pack_weights("fresh", "float32", named_weights(model)))
+    seeds = [rollout_seed("cell", 9, 0), *request.seeds, rollout_seed("cell", 9, 1)]
+    others = engine.long_prompt[:-40], engine.long_prompt
+    among = engine.generate(SamplingRequest([others[0], engine.long_prompt, others[1]], seeds, 4))
+    tokens = slice(*among.offsets[[4, 8]])
+    np.testing.assert_array_equal(among.tokens[tokens], cold.tokens)
+    np.testing.assert_array_equal(among.logprobs[tokens], cold.logprobs)
     np.testing.assert_allclose(cold.logprobs, reference_logprobs(model, cold), atol=1e-4)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("cached", [0, 9 * 32])
-def test_the_samples_of_a_group_share_its_prompt(engine: Engine, cached: int) -> None:
+@pytest.mark.parametrize("length", [1, 2, 32, 33])
+def test_the_samples_of_a_group_share_a_prompt_of_one_block(engine: Engine, length: int) -> None:
     """All but its last token, which each computes; then each token but the last of its response."""
-    prompt = engine.prompts[1] if not cached else engine.long_prompt
-    request = request_of([prompt], 7)
-    lengths = engine.generate(request).lengths  # whole blocks are in vLLM's own cache from here on
-    computed = ray.get(engine.actor.computed_tokens.remote(request))
-    assert computed == len(prompt) - cached + 6 + (lengths - 1).sum()
+    request = request_of([engine.long_prompt[:length]], 7)
+    computed, lengths = ray.get(engine.actor.computed_tokens.remote(request))
+    prompts = length + 6 if length <= 32 else 7 * length
+    assert computed == prompts + (lengths - 1).sum()
 
 
 @pytest.mark.engine
 def test_rollouts_are_those_of_vllm_as_it_is_shipped(engine: Engine) -> None:
-    around_a_block = [engine.long_prompt[:length] for length in (28, 31, 32, 33)]
-    request = request_of(
-        [*engine.prompts, *around_a_block, engine.long_prompt], 40
-    )  # of which some end early
+    around_a_block = [engine.long_prompt[:length] for length in (1, 28, 31, 32, 33, 64)]
+    # Some end early, and 64 of 480 fit the engine at once.
+    request = request_of([*engine.prompts, *around_a_block, engine.prompts[0]], 40)
     rollouts = engine.generate(request)
     bare = ray.get(engine.actor.bare.remote(request))
     ends = rollouts.offsets[1:-1]
