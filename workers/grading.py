@@ -24,7 +24,7 @@ class Grader:
     """Grades rollouts against the gold answers of their problems."""
 
     def __init__(self, verifier: VerifierSpec, sampling: SamplingSpec) -> None:
-        """Hold a verifier; its processes start with the first grading."""
+        """Hold a verifier; ``start`` starts its processes."""
         self._verifier = Verifier(verifier.type, verifier.workers, verifier.time_limit_seconds)
         self._truncated_scores_zero = sampling.truncated_answer == "zero"
 
@@ -32,6 +32,10 @@ class Grader:
     def beats(self) -> int:
         """Signs of progress so far (``Verifier.beats``)."""
         return self._verifier.beats
+
+    def start(self) -> None:
+        """Start the verifier's processes; without it they start when they are first needed."""
+        self._verifier.start()
 
     def grade(self, rollouts: Rollouts, golds: list[str]) -> Grading:
         """Rewards of rollouts whose G groups have these G gold answers."""

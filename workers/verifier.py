@@ -144,6 +144,19 @@ class Verifier:
             unsound |= {gold for gold, sound in zip(doubtful, verdicts, strict=True) if not sound}
         return [index for index, gold in enumerate(golds) if gold in unsound]
 
+    def start(self) -> None:
+        """Start the worker processes, whose imports take seconds; they start with the first answers that need them otherwise.
+
+        Raises:
+            RuntimeError: they do not start here, or cannot grade.
+        """
+        if self.kind == "exact":
+            return
+        with self._lock:
+            verdicts = self._in_workers(grade_math, [("1", "1")])
+        if verdicts != [True]:
+            raise RuntimeError("verifier: a worker process does not find 1 equal to 1")
+
     def close(self) -> None:
         """End the worker processes."""
         if self._pool is not None:

@@ -208,6 +208,15 @@ class TestHostileAnswers:
 
 
 class TestWorkers:
+    def test_workers_can_be_started_before_the_first_answer(self) -> None:
+        verifier = Verifier("math", time_limit_seconds=LIMIT_SECONDS)
+        verifier.start()
+        (pid,) = worker_pids()
+        assert verifier.graded == 0
+        assert rewards(verifier, (r"\boxed{1/2}", "1/2")) == [1]
+        assert worker_pids() == {pid}
+        verifier.close()
+
     def test_a_worker_killed_in_the_middle_is_counted_and_replaced(self) -> None:
         # Its own limit is far enough away that the signal comes first.
         verifier = Verifier("math", time_limit_seconds=2.0)

@@ -13,9 +13,6 @@ from workers.rollouts import Rollouts
 class GraderActor(Watchable, Grader):
     """A grader whose rewards stay in the object store."""
 
-    def start(self) -> None:
-        """Nothing to start: the grading processes come with the first answers."""
-
     def grade_batch(self, rollouts: Rollouts, golds: list[str]) -> tuple[np.ndarray, tuple[int, float]]:
         """Rewards [R], and (failures, seconds)."""
         started = time.monotonic()
