@@ -63,8 +63,11 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
     # In the scheduler
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens can be taken: all but the last one, or none."""
-        return (request.num_prompt_tokens - 1 if self._leader_blocks(request) else 0), False
+        """How many tokens can be taken: all of the prompt but the last one, or none."""
+        # One that goes on after vLLM has taken its blocks computes its response anew too, and a copy would undo that.
+        goes_on = request.num_tokens > request.num_prompt_tokens
+        takes = not goes_on and len(self._leader_blocks(request)) > 0
+        return (request.num_prompt_tokens - 1 if takes else 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request is admitted: it takes its prompt, or others can take it from there."""

@@ -1,4 +1,4 @@
-"""What stands in for parts of vLLM: seeds drawn ahead, samples gathered."""
+"""What stands in for parts of vLLM: seeds drawn ahead, samples gathered, prompts shared."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from workers.engine_outputs import GatheredOutputs
+from workers.engine_prompts import SharedPrompts
 from workers.engine_seeds import DRAWN, SeedsAhead
 
 
@@ -95,3 +98,52 @@ def test_a_request_that_is_taken_back_leaves_nothing(outputs: GatheredOutputs) -
     assert outputs.get_num_unfinished_requests() == 1
     done = outputs.process_outputs([output("single", [1], "STOP")])
     assert done.request_outputs == ["single"]
+
+
+def test_a_prompt_is_taken_only_from_a_request_that_has_its_blocks_and_only_before_the_response_begins() -> (
+    None
+):
+    blocks: dict[str, list[int]] = {}
+    manager: Any = SimpleNamespace(block_pool=None, get_block_ids=lambda name: (blocks.get(name, []),))
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    sharing = SharedPrompts(
+        SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(),
+            scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
+        ),
+        KVConnectorRole.SCHEDULER,
+        SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
+    )
+    sharing.bind_kv_cache_manager(manager)
+
+    def request(name: str, responded: int = 0) -> Any:
+        return SimpleNamespace(
+            request_id=name,
+            prompt_token_ids=[5, 6, 7, 8, 9],
+            num_prompt_tokens=5,
+            num_tokens=5 + responded,
+        )
+
+    def admitted(name: str, block: int, responded: int = 0) -> int:
+        """How many tokens it takes."""
+        taken, later = sharing.get_num_new_matched_tokens(request(name, responded), 0)
+        assert not later
+        blocks[name] = [block]
+        own: Any = SimpleNamespace(get_block_ids=lambda: (blocks[name],))
+        sharing.update_state_after_alloc(request(name, responded), own, taken)
+        return taken
+
+    def copies() -> list[tuple[int, int]]:
+        found = sharing.build_connector_meta(None)
+        return [*zip(found.sources.tolist(), found.targets.tolist(), strict=True)]
+
+    assert (admitted("first", 3), admitted("second", 4), admitted("third", 9)) == (0, 4, 4)
+    assert copies() == [(3, 4), (3, 9)]
+    assert (admitted("fourth", 5), copies()) == (4, [(3, 5)])
+    blocks["third"] = []  # preempted with two tokens of its response
+    assert (admitted("third", 6, responded=2), copies()) == (0, [])
+    blocks["third"] = []  # it computes its prompt, so others would take it from there
+    assert (admitted("fifth", 7), copies()) == (0, [])
+    assert (admitted("sixth", 8), copies()) == (4, [(7, 8)])
+    sharing.request_finished_all_groups(request("fifth"), ([7],))
+    assert (admitted("seventh", 1), copies()) == (0, [])
