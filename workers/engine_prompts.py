@@ -17,7 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from workers.engine_slots import keeps_whole_context
 
 BLOCK_TOKENS = 32
 """The smallest block of vLLM's attention on a CPU, since blocks are copied whole."""
@@ -52,8 +53,7 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         if vllm_config.scheduler_config.enable_chunked_prefill:
             raise ValueError("prompts can be shared only without chunked prefill")
-        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-        self._shares = [type(spec) for spec in specs] == [FullAttentionSpec]
+        self._shares = keeps_whole_context(kv_cache_config)
         self._leaders: dict[tuple[int, ...], str] = {}
         """Of each prompt the running request that computes or has computed it."""
         self._sources: list[int] = []
@@ -75,8 +75,8 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
             (own,) = blocks.get_block_ids()
             self._sources.append(self._leader_blocks(request)[0])
             self._targets.append(own[0])
-        elif self._shares and request.num_prompt_tokens <= BLOCK_TOKENS:
-            self._leaders[_prompt(request)] = request.request_id
+        elif (prompt := self._sharable(request)) is not None:
+            self._leaders[prompt] = request.request_id
 
     def build_connector_meta(self, scheduler_output: Any) -> BlockCopies:
         """The copies of this step."""
@@ -88,13 +88,21 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request that others could take from; its blocks are about to be freed."""
-        if self._leaders.get(_prompt(request)) == request.request_id:
-            del self._leaders[_prompt(request)]
+        prompt = self._sharable(request)
+        if prompt is not None and self._leaders.get(prompt) == request.request_id:
+            del self._leaders[prompt]
         return False, None
+
+    def _sharable(self, request: Any) -> tuple[int, ...] | None:
+        """A request's prompt, unless it cannot be shared."""
+        if self._shares and request.num_prompt_tokens <= BLOCK_TOKENS:
+            return tuple(request.prompt_token_ids)
+        return None
 
     def _leader_blocks(self, request: Any) -> Sequence[int]:
         """Blocks of the request that this one can take from; none of one that has been preempted."""
-        leader = self._leaders.get(_prompt(request))
+        prompt = self._sharable(request)
+        leader = None if prompt is None else self._leaders.get(prompt)
         if leader is None:
             return ()
         assert self._kv_cache_manager is not None  # bound before the first request
@@ -136,7 +144,3 @@ SHARING = {
     "kv_role": "kv_consumer",
 }
 """The ``kv_transfer_config`` of an engine that does so."""
-
-
-def _prompt(request: Any) -> tuple[int, ...]:
-    return tuple(request.prompt_token_ids)

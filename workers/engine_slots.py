@@ -7,20 +7,28 @@ of a small model it takes longer than the attention. Here it is asked only where
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request
 
 NEXT_TOKEN: dict[str, Any] = {"num_lookahead_tokens": 0}
 """What vLLM asks of a running request's next token besides the slot."""
 
 
+def keeps_whole_context(config: KVCacheConfig) -> bool:
+    """Whether a model keeps keys and values of the whole context, and nothing else.
+
+    Others give blocks back as their window moves on, or keep states.
+    """
+    return [type(group.kv_cache_spec) for group in config.kv_cache_groups] == [FullAttentionSpec]
+
+
 def spare_allocations(manager: KVCacheManager) -> None:
     """Let the manager of an engine without prefix caching, which would have to hear of each full block, do so."""
-    specs = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
-    # Other models give blocks back as their window moves on, or keep states.
-    if manager.enable_caching or [type(spec) for spec in specs] != [FullAttentionSpec]:
+    config = manager.kv_cache_config
+    if manager.enable_caching or not keeps_whole_context(config):
         return
-    allocate, block_tokens, none = manager.allocate_slots, specs[0].block_size, manager.empty_kv_cache_blocks
+    allocate, none = manager.allocate_slots, manager.empty_kv_cache_blocks
+    block_tokens = config.kv_cache_groups[0].kv_cache_spec.block_size
 
     def allocate_slots(request: Request, num_new_tokens: int, **options: Any) -> KVCacheBlocks | None:
         """``KVCacheManager.allocate_slots``."""

@@ -70,46 +70,32 @@ class Sampler:
             pool: resources of this engine.
             longest_prompt: tokens of the longest prompt that will come.
         """
-        on_gpu = pool.gpus > 0
+        self._sampling, self._on_gpu = sampling, pool.gpus > 0
         # Read when vLLM is imported, so they must be set first.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        if not on_gpu:
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(pool.kv_cache_gib)))
-            os.environ["OMP_NUM_THREADS"] = "1"
-            # A setting for learners on GPUs, with which vLLM refuses to share prompts.
-            os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-            # vLLM would compile a few small functions at the first call, in seconds that they never make up for here.
-            os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        if not self._on_gpu:
+            _set_cpu_environment(pool)
         # These imports make millions of objects that all stay: looking for garbage among them takes seconds.
         gc.disable()
         with without_unused():
             import torch
             from vllm import LLM
 
+            from workers import engine_on_cpu
             from workers.engine_outputs import GatheredOutputs
-            from workers.engine_prompts import BLOCK_TOKENS, SHARING
-            from workers.engine_seeds import draw_seeds_ahead
-            from workers.engine_slots import spare_allocations
         gc.enable()
-        if not on_gpu:
+        if not self._on_gpu:
             torch.set_num_threads(1)
         longest = longest_prompt + sampling.max_tokens
-        on_cpu: dict[str, Any] = {
-            "block_size": BLOCK_TOKENS,
-            "kv_transfer_config": SHARING,
-            # A prompt of which a part is found in the cache may be summed up in another order than the same prompt without.
-            "enable_prefix_caching": False,
-        }
-        self._sampling, self._on_gpu = sampling, on_gpu
         self._llm = LLM(
             model=model.path,
             dtype=model.dtype,
             worker_extension_cls="workers.engine_weights.WeightLoading",
             distributed_executor_backend="uni" if pool.gpus <= 1 else "mp",
             tensor_parallel_size=max(1, pool.gpus),
-            enforce_eager=not on_gpu,
-            # A seeded request must not be split over two prefills (vLLM's CPU sampler would lose its place), nor be preempted.
+            enforce_eager=not self._on_gpu,
+            # A seeded request must not be split over two prefills (vLLM's CPU sampler would lose its place).
             enable_chunked_prefill=False,
             max_model_len=longest,
             max_num_seqs=pool.max_sequences,
@@ -118,14 +104,12 @@ class Sampler:
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             seed=0,
-            **({} if on_gpu else on_cpu),
+            **({} if self._on_gpu else engine_on_cpu.OPTIONS),
         )
         self._outputs = GatheredOutputs()
         self._llm.llm_engine.output_processor = self._outputs
-        if not on_gpu:
-            self._llm.collective_rpc(draw_seeds_ahead)
-            core: Any = self._llm.llm_engine.engine_core  # of an engine in this process
-            spare_allocations(core.engine_core.scheduler.kv_cache_manager)
+        if not self._on_gpu:
+            engine_on_cpu.adapt(self._llm)
         self._tokenizer = self._llm.get_tokenizer()
         self._stop_token_ids = stop_token_ids(self._tokenizer, sampling.stop_tokens)
         self._expected_shapes = checkpoint_shapes(model.path)
@@ -235,6 +219,16 @@ class Sampler:
             self._llm.reset_prefix_cache()
         self._version = weights.version
         self.beats += 1
+
+
+def _set_cpu_environment(pool: SamplerPool) -> None:
+    """What vLLM and torch read before an engine on a CPU starts."""
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(pool.kv_cache_gib)))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # A setting for learners on GPUs, with which vLLM refuses to share prompts.
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    # vLLM would compile a few small functions at the first call, in seconds that they never make up for here.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 
 def checkpoint_shapes(model_path: str) -> dict[str, tuple[int, ...]]:

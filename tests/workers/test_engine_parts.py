@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
+from workers.engine_on_cpu import admit_what_fits
 from workers.engine_outputs import GatheredOutputs
 from workers.engine_prompts import SharedPrompts
 from workers.engine_seeds import DRAWN, SeedsAhead
@@ -147,3 +148,21 @@ def test_a_prompt_is_taken_only_from_a_request_that_has_its_blocks_and_only_befo
     assert (admitted("sixth", 8), copies()) == (4, [(7, 8)])
     sharing.request_finished_all_groups(request("fifth"), ([7],))
     assert (admitted("seventh", 1), copies()) == (0, [])
+
+
+@pytest.mark.parametrize(("blocks", "asked", "expected"), [(21, 512, 5), (20, 512, 4), (21, 3, 3), (5, 8, 1)])
+def test_no_more_requests_run_at_once_than_have_room_at_their_full_length(
+    blocks: int, asked: int, expected: int
+) -> None:
+    """Of 100 tokens, in blocks of 32; one block stays empty."""
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    scheduler: Any = SimpleNamespace(
+        kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+        vllm_config=SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=100),
+            parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        ),
+        max_num_active_reqs=asked,
+    )
+    admit_what_fits(scheduler)
+    assert scheduler.max_num_active_reqs == expected

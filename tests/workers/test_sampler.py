@@ -101,14 +101,23 @@ class CountedSampler(Sampler):
         return [(rollouts, self.beats - first) for rollouts in self.stream(request, None, groups)]
 
 
+class CrampedSampler(CountedSampler):
+    """Its cache holds three of the long prompts, and their responses not quite."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        from workers import engine_on_cpu
+
+        engine_on_cpu.OPTIONS["num_gpu_blocks_override"] = 3 * 25 + 2
+        super().__init__(*arguments, **options)
+
+
 class Engine:
     """A sampler actor, called synchronously, and its model folder."""
 
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Any, kind: type[CountedSampler] = CountedSampler) -> None:
         self.folder = folder
-        actor = ray.remote(CountedSampler).options(
-            num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}}
-        )
+        environment = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        actor = ray.remote(kind).options(num_cpus=0, runtime_env={"env_vars": environment})
         self.actor = actor.remote(
             ModelSpec(path=str(folder)),
             SamplingSpec(temperature=TEMPERATURE, max_tokens=6),
@@ -191,6 +200,18 @@ def test_a_long_prompt_gives_the_same_bits_with_and_without_one_that_begins_alik
     np.testing.assert_array_equal(among.tokens[tokens], cold.tokens)
     np.testing.assert_array_equal(among.logprobs[tokens], cold.logprobs)
     np.testing.assert_allclose(cold.logprobs, reference_logprobs(model, cold), atol=1e-4)
+
+
+@pytest.mark.engine
+def test_a_long_prompt_gives_the_same_bits_where_the_cache_has_no_room_for_all(engine: Engine) -> None:
+    """No sample is taken out in the middle of its response, to be computed anew."""
+    request = request_of([engine.long_prompt], 12)
+    roomy = engine.generate(request)
+    cramped = Engine(engine.folder, CrampedSampler)
+    found = cramped.generate(request)
+    ray.kill(cramped.actor)
+    np.testing.assert_array_equal(found.tokens, roomy.tokens)
+    np.testing.assert_array_equal(found.logprobs, roomy.logprobs)
 
 
 @pytest.mark.engine
