@@ -255,7 +255,7 @@ class SamplerPool(StrictModel):
     gpus: Annotated[int, Field(ge=0, le=64, strict=True)] = 0
     """GPUs of each engine; the model is spread over them by tensor parallelism."""
     max_sequences: Annotated[int, Field(ge=1, le=65_536, strict=True)] = 256
-    """Sequences that an engine decodes at once."""
+    """Sequences that an engine decodes at once; on CPU no more than have room in its cache at their full length."""
     kv_cache_gib: float = Field(default=1.0, gt=0, le=4096)
     """Size of the key-value cache of an engine on CPU; on GPU vLLM takes what is free."""
 
