@@ -18,7 +18,7 @@ from orchestrator.pools.agreement import require_agreement
 from orchestrator.pools.learner_group import LearnerSlot
 from orchestrator.pools.shared_pool import Ref
 from orchestrator.pools.work import Work
-from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.urgency import Urgencies
 from orchestrator.store.phase_log import PhaseKind
 from orchestrator.store.run_store import CellState, CellStore, State
 from workers.learning import Diverged
@@ -83,14 +83,14 @@ class CellRun:
         store: CellStore,
         layout: dict[str, Any],
         clock: Clock,
-        remaining: RemainingWork,
+        urgencies: Urgencies,
         listener: Listener,
     ) -> None:
         """Hold what the attempt needs; ``run`` does the work."""
         self._cell, self._phases, self._learner = cell, phases, learner
         self._spec, self._data = phases.spec, phases.data
         self._store, self._layout, self._clock, self._listener = store, layout, clock, listener
-        self._remaining = remaining
+        self._urgencies = urgencies
         self._marks = frozenset(evaluated_steps(cell, self._spec.evaluation))
         self._progress = Progress()
         self._committed_step = 0
@@ -187,8 +187,7 @@ class CellRun:
     async def _update(self, step: int, version: str, weights: Ref) -> tuple[dict[str, float], int, Ref]:
         """One step; (metrics, tokens generated, new weights)."""
         batch = training_batch(self._cell, step, self._data)
-        # Longest remaining work first, or the longest cell would end alone on idle pools.
-        urgency = self._remaining.seconds(self._cell, step - 1)
+        urgency = self._urgencies.of(self._cell, step - 1)
         work = Work(PhaseKind.SAMPLING, self._cell.id, step, batch.request.sequences, urgency=urgency)
         self.phase = f"{Phase.SAMPLING} and {Phase.GRADING} of step {step}"
         graded = await self._phases.sample_and_grade(batch, weights, work)
@@ -246,7 +245,7 @@ class CellRun:
             return
         self.phase = f"evaluation at step {owed.before.step}"
         if not owed.hurry.done():
-            owed.hurry.set_result(self._remaining.seconds(self._cell, self._progress.step))
+            owed.hurry.set_result(self._urgencies.of(self._cell, self._progress.step))
         if owed.before.step == self._progress.step:
             evaluation, samples = await self._phases.unless_stopped(lambda: owed.evaluation)
         else:

@@ -22,6 +22,7 @@ from orchestrator.pools.shared_pool import PoolLost
 from orchestrator.pools.supervision import Supervision
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.urgency import Urgencies
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.store import requests
 from orchestrator.store.lease import LeaseLost
@@ -53,9 +54,10 @@ class Controller:
         self.tracker, self.console = tracker, console
         self._supervision = supervision
         self._layout = layout_of(spec.pools, versions())
-        self._remaining = RemainingWork(spec, costs)
+        remaining = RemainingWork(spec, costs)
         self._grid = expand(spec)
-        self._waiting = WaitingCells(self._grid, self._remaining)
+        self._waiting = WaitingCells(self._grid, remaining)
+        self._urgencies = Urgencies(remaining, self._waiting)
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Event] = {}
         """Cells in flight, with what tells each to stop."""
@@ -134,6 +136,7 @@ class Controller:
                 await self._attempt(cell, slot, pools, stop)
             finally:
                 del self._running[cell.id]
+                self._urgencies.ended(cell)
 
     async def _give_up(self, learners: LearnerGroup, pools: Pools, error: Exception) -> None:
         if learners not in pools.learners:
@@ -164,7 +167,7 @@ class Controller:
             self.console.say(f"{cell.id}: {fault.reason}; {fault.phase} is repeated")
 
         phases = Phases(self.spec, self.data, pools, store.read, repeated, stop)
-        run = CellRun(cell, phases, slot, store, self._layout, self._supervision.clock, self._remaining, self)
+        run = CellRun(cell, phases, slot, store, self._layout, self._supervision.clock, self._urgencies, self)
         try:
             for row in tracked_rows(self.run_store, cell):
                 self.tracker.row(cell.id, row)

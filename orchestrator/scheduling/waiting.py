@@ -55,15 +55,33 @@ class WaitingCells:
         """The next one, which waits no longer. Raises IndexError when nobody waits."""
         if not self._steps:
             raise IndexError("nobody waits")
+        self._follow_costs()
+        longest = max(self._alike, key=lambda alike: (self._seconds[alike], self._alike[alike][-1]))
+        _, cell_id = self._alike[longest].pop()
+        self._forget_if_none(longest)
+        return self._steps.pop(cell_id)[0]
+
+    def seconds_of_every(self, slots: int, first: int) -> float:
+        """What is left of every ``slots``-th cell in line, from place ``first`` on (0 is the next one)."""
+        self._follow_costs()
+        seconds, place = 0.0, first
+        """The first such place that has not been passed, counted from where the cells begin that are looked at."""
+        for alike in sorted(self._alike, key=self._seconds.__getitem__, reverse=True):
+            among = len(self._alike[alike])
+            if place < among:
+                taken = (among - place - 1) // slots + 1
+                seconds += taken * self._seconds[alike]
+                place += taken * slots
+            place -= among
+        return seconds
+
+    def _follow_costs(self) -> None:
+        """Work out anew what is left, once the cost model has learnt much more."""
         seen = self._remaining.costs.observations
         if seen > SORT_GROWTH * self._known_at:
             for alike, cells in self._alike.items():
                 self._seconds[alike] = self._remaining.seconds(*self._steps[cells[-1][1]])
             self._known_at = seen
-        longest = max(self._alike, key=lambda alike: (self._seconds[alike], self._alike[alike][-1]))
-        _, cell_id = self._alike[longest].pop()
-        self._forget_if_none(longest)
-        return self._steps.pop(cell_id)[0]
 
     def _forget_if_none(self, alike: Alike) -> None:
         if not self._alike[alike]:

@@ -13,8 +13,8 @@ from orchestrator.control.phases import EVALUATION_URGENCY
 from orchestrator.failures.decisions import Action, decide
 from orchestrator.failures.faults import MemberLost, Phase, classify
 from orchestrator.pools.supervision import all_of
-from orchestrator.scheduling.remaining import RemainingWork
 from orchestrator.scheduling.spreading import parts_of_batch, slices_of_part, split
+from orchestrator.scheduling.urgency import Urgencies
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.simulation.members import Call, Decision, Observer, SimulatedGroup, SimulatedPool
 from orchestrator.store.cell_state import CellState, Commit
@@ -32,7 +32,7 @@ class CellLife:
         cell: Cell,
         spec: GridSpec,
         conditions: Conditions,
-        remaining: RemainingWork,
+        urgencies: Urgencies,
         samplers: SimulatedPool,
         grader: SimulatedPool,
         observer: Observer,
@@ -42,7 +42,7 @@ class CellLife:
         self.state = CellState(cell=cell.id)
         self.uncommitted = 0.0
         """Accelerator-seconds since its last commit."""
-        self._spec, self._conditions, self._remaining = spec, conditions, remaining
+        self._spec, self._conditions, self._urgencies = spec, conditions, urgencies
         self._samplers, self._grader, self._observer = samplers, grader, observer
         self._marks = frozenset(evaluated_steps(cell, spec.evaluation))
         self._evaluation: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class CellLife:
         cell, committed_at = self.cell, loop.time()
         for step in range(self.state.committed_step + 1, cell.update_steps + 1):
             started = perf_counter()
-            urgency = self._remaining.seconds(cell, step - 1)
+            urgency = self._urgencies.of(cell, step - 1)
             self._observer.decided(Decision.LEFT, started)
             await self._step(step, urgency)
             await self._learner(group, opening, PhaseKind.LEARNING, step, urgency, cell.batch_rollouts)
@@ -170,7 +170,7 @@ class CellLife:
 
     async def _land_evaluation(self, step: int) -> None:
         if self._evaluation is not None and self._hurry is not None:
-            self._hurry.set_result(self._remaining.seconds(self.cell, step))
+            self._hurry.set_result(self._urgencies.of(self.cell, step))
             await self._evaluation
             self._evaluation = None
 

@@ -13,6 +13,7 @@ from orchestrator.failures.faults import MemberLost, classify
 from orchestrator.pools.resources import engine_accelerators, group_accelerators
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.remaining import RemainingWork
+from orchestrator.scheduling.urgency import Urgencies
 from orchestrator.scheduling.usage import pool_sizes
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.simulation.cell_life import CellLife
@@ -69,8 +70,9 @@ class _Simulation:
     ) -> None:
         self._spec, self._cells, self._conditions = spec, cells, conditions
         self._observer = Observer(costs)
-        self._remaining = RemainingWork(spec, costs)
-        self._waiting = WaitingCells(cells, self._remaining)
+        remaining = RemainingWork(spec, costs)
+        self._waiting = WaitingCells(cells, remaining)
+        self._urgencies = Urgencies(remaining, self._waiting)
         self._delayed = self._running = 0
         self._lives: dict[str, CellLife] = {}
         self._finished = self._failed = 0
@@ -93,7 +95,7 @@ class _Simulation:
         self._news = asyncio.Event()
         for cell in self._cells:
             self._lives[cell.id] = CellLife(
-                cell, self._spec, self._conditions, self._remaining, samplers, grader, self._observer
+                cell, self._spec, self._conditions, self._urgencies, samplers, grader, self._observer
             )
             started = perf_counter()
             self._waiting.add(cell, 0)
@@ -114,6 +116,7 @@ class _Simulation:
                 self._observer.decided(Decision.NEXT_CELL, started)
                 self._running += 1
                 await self._attempt(self._lives[cell.id], group)
+                self._urgencies.ended(cell)
                 self._running -= 1
                 if not (self._waiting or self._delayed or self._running):
                     self._tell()

@@ -9,6 +9,7 @@ from grids.loading import dump_grid
 from grids.spec import GridSpec
 from orchestrator.scheduling.costs import CostModel
 from orchestrator.scheduling.remaining import Remaining, RemainingWork, bound_of_what_is_left
+from orchestrator.scheduling.urgency import Urgencies
 from orchestrator.scheduling.waiting import WaitingCells
 from orchestrator.store.phase_log import PhaseKind, PhaseRecord
 from tests.orchestrator.stand_in_pools import trial_grid
@@ -166,6 +167,38 @@ def test_what_is_left_is_worked_out_once_for_cells_that_are_alike() -> None:
     # 8 * 3.5 + 3 * 7 = 49 s, 45.5 s where a step is made, and 2 * 14 + 2 * 7 = 42 s.
     popped = [waiting.pop() for _ in range(len(waiting))]
     assert popped == [*small[21:], *small[:20], *large]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 40])
+def test_every_so_manieth_cell_in_line_is_counted(slots: int) -> None:
+    waiting, cells = make_waiting(trial_grid(seeds=20, steps=8), costs())
+    remaining = RemainingWork(trial_grid(seeds=20, steps=8), costs())
+    steps = [0, 3, 3, 0, 0, 1, 7, 7, 7, 0, 0, 0, 5, 2, 2, 2, 2, 2, 2, 0]
+    for cell, step in zip(cells, steps, strict=True):
+        waiting.add(cell, step)
+    line = sorted((remaining.seconds(cells[0], step) for step in steps), reverse=True)
+    for first in range(25):
+        expected = sum(line[first::slots])
+        assert waiting.seconds_of_every(slots, first) == pytest.approx(expected)
+
+
+def test_the_cell_with_least_left_is_followed_by_the_first_in_line() -> None:
+    """35 s are left of a cell at its start, 31.5, 21 and 7 s after 1, 2 and 4 steps."""
+    spec = trial_grid(seeds=6, steps=6)
+    remaining, cells = RemainingWork(spec, costs()), expand(spec)
+    waiting = WaitingCells(cells, remaining)
+    waiting.add(cells[0], 1)
+    waiting.add(cells[1], 0)
+    urgencies = Urgencies(remaining, waiting)
+    assert urgencies.of(cells[2], 0) == pytest.approx(35 + 35 + 31.5, rel=0.02)  # the only slot
+    urgencies.of(cells[3], 2)
+    assert urgencies.of(cells[4], 4) == pytest.approx(7 + 35, rel=0.02)
+    assert urgencies.of(cells[3], 2) == pytest.approx(21 + 31.5, rel=0.02)
+    assert urgencies.of(cells[2], 0) == pytest.approx(35, rel=0.02)
+    urgencies.ended(cells[4])
+    assert waiting.pop() is cells[1]
+    assert urgencies.of(cells[1], 0) == pytest.approx(35, rel=0.02)
+    assert urgencies.of(cells[3], 2) == pytest.approx(21 + 31.5, rel=0.02)
 
 
 def test_a_cell_that_is_taken_out_or_added_anew_waits_once() -> None:

@@ -113,6 +113,12 @@ def test_a_second_slot_fills_the_gaps_of_two_cells(
     assert makespans == pytest.approx([one_slot, two_slots])
 
 
+def test_a_cell_that_waits_does_not_end_alone() -> None:
+    """The engine is at work for 4 * 40 * 2 s. Were the three cells in flight served alike, they would end after 3 * 40 * 2 s, and
+    the fourth, alone, 40 * 3 s later."""
+    assert outcome(grid(cells=4, steps=40, slots=3)).wall_seconds == pytest.approx(321, abs=2)
+
+
 def test_busy_shares_and_accelerators_are_accounted_to_what_they_did() -> None:
     seen = outcome(grid(cells=2, slots=2))
     assert seen.busy_shares == pytest.approx({"sampler": 12 / 13, "learner": 6 / 13, "grader": 0})
