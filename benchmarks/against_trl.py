@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.grid_rate import LOGICAL_CPUS, measure_grid, quickstart_with
 from benchmarks.site import QUICKSTART, Site
 from benchmarks.trl_report import CORES, Repetition, Result, to_json, to_text
@@ -179,21 +180,14 @@ def _rates(one: Repetition) -> str:
     return f"TRL {one.trl.rollouts_per_second:.0f}, ours {one.ours.rollouts_per_second:.0f} rollouts/s"
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
 def main() -> None:
     """Measure and print."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.against_trl", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--n", type=_count, default=16, help="rollouts of a problem")
-    parser.add_argument("--problems", type=_count, default=32, help="B_p, problems of a batch")
+    parser.add_argument("--n", type=command.count, default=16, help="rollouts of a problem")
+    parser.add_argument("--problems", type=command.count, default=32, help="B_p, problems of a batch")
     parser.add_argument(
         "--set",
         choices=list(SETS),
@@ -202,22 +196,24 @@ def main() -> None:
     )
     parser.add_argument(
         "--cells",
-        type=_count,
+        type=command.count,
         default=3,
         help="cells (seeds); best a multiple of --slots, or some train alone at the end",
     )
-    parser.add_argument("--steps", type=_count, default=24, help="update steps of each cell")
-    parser.add_argument("--samplers", type=_count, default=2, help="engines on our side, of one thread each")
-    parser.add_argument("--slots", type=_count, default=3, help="cells in flight on our side")
+    parser.add_argument("--steps", type=command.count, default=24, help="update steps of each cell")
+    parser.add_argument(
+        "--samplers", type=command.count, default=2, help="engines on our side, of one thread each"
+    )
+    parser.add_argument("--slots", type=command.count, default=3, help="cells in flight on our side")
     parser.add_argument(
         "--kl",
-        type=float,
+        type=command.amount,
         default=0.0,
         help="KL coefficient on both sides; with 0 flat groups need no update",
     )
     parser.add_argument(
         "--trl-processes",
-        type=_count,
+        type=command.count,
         default=1,
         choices=range(1, CORES + 1),
         help="cells that TRL trains at once, each in a process and with cores of its own",
@@ -229,7 +225,7 @@ def main() -> None:
         default=GENERATIONS,
         help="TRL's generation paths to try; those that have been found slow need not be tried again",
     )
-    parser.add_argument("--repetitions", type=_count, default=3)
+    parser.add_argument("--repetitions", type=command.count, default=3)
     parser.add_argument(
         "--environment",
         type=Path,
@@ -249,13 +245,10 @@ def main() -> None:
     folder = Path(
         tempfile.mkdtemp(prefix="against-trl-")
     )  # kept when something fails: logs and runs lie there
-    try:
-        result = measure(options, folder)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    result = measure(options, folder)
     shutil.rmtree(folder)
     print(to_json(result) if options.format == "json" else to_text(result))
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -10,7 +10,6 @@ import argparse
 import json
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.site import GridOptions, How, Site, cells_of, committed_step
 from benchmarks.strikes import Kind
 from benchmarks.under_fire import GRID_SECONDS, UnderFire, small_disk, steps_made
@@ -201,8 +201,8 @@ def as_text(campaign: Campaign) -> str:
 def main() -> int:
     """Print the figures; 1 when anything differs or too few faults came through."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--faults", type=int, default=50, help="faults that must come through")
-    parser.add_argument("--seed", type=int, default=0, help="of the plan")
+    parser.add_argument("--faults", type=command.count, default=50, help="faults that must come through")
+    parser.add_argument("--seed", type=command.natural, default=0, help="of the plan")
     parser.add_argument(
         "--ranks",
         type=int,
@@ -212,16 +212,17 @@ def main() -> int:
     )
     parser.add_argument(
         "--stall-seconds",
-        type=float,
+        type=command.seconds,
         default=10.0,
         help="the grids' failures.stall_seconds; more on a busy machine",
     )
     parser.add_argument(
-        "--folder", type=Path, help="for everything; a temporary one that is removed when not given"
+        "--folder",
+        type=command.new_folder,
+        help="for everything; a temporary one that is removed when not given",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the services end with it
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-campaign-", dir="/tmp"))
     options = replace(
         OPTIONS,
@@ -240,4 +241,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

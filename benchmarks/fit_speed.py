@@ -26,6 +26,7 @@ from analysis.fitting.logistic import Limits, fit_logistics
 from analysis.options import FitOptions
 from analysis.synthetic import PAPER_LAW, SyntheticGrid, synthetic_grid
 from analysis.tables import GridTables
+from benchmarks import command
 from benchmarks.scipy_loop import Array, fit_bounded, fit_unbounded
 from grids.spec import EvaluationSpec
 
@@ -250,10 +251,12 @@ def _text(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_speed", description=__doc__)
-    parser.add_argument("--replicates", type=int, default=1000, help="bootstrap replicates of the analysis")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of curve_fit in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--replicates", type=command.count, default=1000, help="bootstrap replicates of the analysis"
+    )
+    parser.add_argument("--seconds", type=command.seconds, default=20.0, help="of curve_fit in each round")
+    parser.add_argument("--rounds", type=command.count, default=3)
+    parser.add_argument("--seed", type=command.natural, default=0)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options = parser.parse_args()
     result = measure(options.replicates, options.seconds, options.rounds, options.seed)
@@ -261,4 +264,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

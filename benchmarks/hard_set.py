@@ -8,7 +8,6 @@ One rank, the shipped model, a batch of made-up answers. Gradients of both ways 
 import argparse
 import json
 import statistics
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 
+from benchmarks import command
 from grids.spec import HardRecipe, ModelSpec, OptimiserSpec
 from workers import grpo
 from workers.learner import LearnerRank
@@ -115,13 +115,13 @@ def measure(problems: int, n: int, tokens: int, without_signal: float, repetitio
 def main() -> int:
     """Print the figures; 1 when gradients differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--problems", type=int, default=32)
-    parser.add_argument("--n", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--problems", type=command.count, default=32)
+    parser.add_argument("--n", type=command.count, default=64)
+    parser.add_argument("--tokens", type=command.count, default=16)
     parser.add_argument(
-        "--without-signal", type=float, default=0.8, help="share of groups without a right answer"
+        "--without-signal", type=command.share, default=0.8, help="share of groups without a right answer"
     )
-    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--repetitions", type=command.count, default=9)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     figures = measure(
@@ -148,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import command
 from benchmarks.comparison import folder_differences
 from benchmarks.site import GridOptions, Site, cells_of, history
 from orchestrator.store.attempts import RECORD
@@ -159,10 +160,12 @@ def as_text(figures: dict[str, Any]) -> str:
 def main() -> int:
     """Print the figures; 1 when anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--slots", type=int, default=3, help="cells in flight")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--slots", type=command.count, default=3, help="cells in flight")
+    parser.add_argument("--repetitions", type=command.count, default=3)
     parser.add_argument(
-        "--folder", type=Path, help="for everything; a temporary one that is removed when not given"
+        "--folder",
+        type=command.new_folder,
+        help="for everything; a temporary one that is removed when not given",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
@@ -177,4 +180,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -10,13 +10,12 @@ import argparse
 import json
 import random
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.comparison import folder_differences
 from benchmarks.site import GridOptions, Running, Site, cells_of, members_of, state
 from orchestrator.store.attempts import RECORD
@@ -78,13 +77,14 @@ def _result(running: Running, run_dir: Path, seconds: float, kills: int) -> Resu
 def main() -> int:
     """Print the figures; 1 when a grid did not end as it should."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--every", type=float, default=30.0, help="seconds between two kills")
+    parser.add_argument("--every", type=command.seconds, default=30.0, help="seconds between two kills")
     parser.add_argument(
-        "--folder", type=Path, help="for everything; a temporary one that is removed when not given"
+        "--folder",
+        type=command.new_folder,
+        help="for everything; a temporary one that is removed when not given",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the services end with it
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-kills-", dir="/tmp"))
     faults = []
     with Site(folder) as site:
@@ -134,4 +134,4 @@ def as_text(results: dict[str, Result], every: float, faults: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -20,6 +20,7 @@ from analysis.options import FitOptions
 from analysis.reading.sources import read_run
 from analysis.synthetic import SyntheticGrid, synthetic_grid
 from analysis.tables import GridTables
+from benchmarks import command
 from grids.spec import EvaluationSpec
 
 _COLUMNS = (
@@ -92,9 +93,11 @@ def measure(cells: int, problems: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load_many", description=__doc__)
-    parser.add_argument("--cells", type=int, default=5000)
-    parser.add_argument("--problems", type=int, default=0, help="per-problem scores in each row; 0: none")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", type=command.count, default=5000)
+    parser.add_argument(
+        "--problems", type=command.natural, default=0, help="per-problem scores in each row; 0: none"
+    )
+    parser.add_argument("--seed", type=command.natural, default=0)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options = parser.parse_args()
     result = measure(options.cells, options.problems, options.seed)
@@ -110,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -8,14 +8,16 @@ last phase. Ends with exit code 1 when the prediction is off by more than 15 %.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks import command
+from grids.errors import UserError
 from grids.expansion import expand
 from grids.spec import GridSpec
 from orchestrator.operating.predicting import predict
+from orchestrator.store.cell_state import State
 from orchestrator.store.phase_log import PhaseRecord, read_epochs
 from orchestrator.store.run_store import RunStore
 
@@ -49,11 +51,17 @@ def compare(spec: GridSpec, records: list[PhaseRecord]) -> dict[str, Any]:
 
 
 def compare_run(run_dir: Path) -> dict[str, Any]:
-    """Prediction and truth of a finished run. Raises ValueError for one that was interrupted, or lost members."""
-    spec = GridSpec.model_validate(RunStore.existing(run_dir).resolved["spec"])
+    """Prediction and truth of a finished run. Raises UserError for one that was interrupted, or lost members."""
+    store = RunStore.existing(run_dir)
+    spec = GridSpec.model_validate(store.resolved["spec"])
     epochs = list(read_epochs(run_dir))
     if len(epochs) != 1 or any(record.failed for record in epochs[0]):
-        raise ValueError(f"{run_dir}: only a run in one go and without failures can be compared")
+        raise UserError(f"{run_dir}: only a run in one go and without failures can be compared")
+    finished = {cell for cell, state in store.states().items() if state.state == State.FINISHED}
+    if missing := {cell.id for cell in expand(spec)} - finished:
+        raise UserError(
+            f"{run_dir}: {min(missing)} is not finished; only a run whose cells all are can be compared"
+        )
     return compare(spec, epochs[0])
 
 
@@ -75,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

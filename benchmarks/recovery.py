@@ -30,6 +30,7 @@ from analysis.fitting.resampling import plan_resampling
 from analysis.options import FitOptions
 from analysis.synthetic import BEYOND_THE_EDGE, FLAT, ONE_N, SyntheticGrid, synthetic_grid, true_grid
 from analysis.tables import COMPUTE_COLUMNS, GridTables
+from benchmarks import command
 
 METRIC = "avg_at_4"
 LAW = "the paper's law"
@@ -214,11 +215,15 @@ def _text(table: pd.DataFrame, verdicts: dict[str, list[dict[str, Any]]]) -> str
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
-    parser.add_argument("--replicates", type=int, default=200, help="grids with the paper's law")
-    parser.add_argument("--special", type=int, default=40, help="grids of each of the three other truths")
-    parser.add_argument("--bootstrap", type=int, default=300, help="bootstrap replicates of each analysis")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replicates", type=command.count, default=200, help="grids with the paper's law")
+    parser.add_argument(
+        "--special", type=command.natural, default=40, help="grids of each of the three other truths"
+    )
+    parser.add_argument(
+        "--bootstrap", type=command.count, default=300, help="bootstrap replicates of each analysis"
+    )
+    parser.add_argument("--processes", type=command.count, default=2)
+    parser.add_argument("--seed", type=command.natural, default=0)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options = parser.parse_args()
     fixed = (options.bootstrap, options.seed, options.processes)
@@ -236,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

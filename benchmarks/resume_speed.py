@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from benchmarks import command
 from grids.expansion import Cell, expand
 from grids.loading import dump_grid, parse_grid
 from grids.spec import GridSpec
@@ -39,8 +40,8 @@ PROBLEMS = 64
 def main() -> None:
     """Print the figures of one run of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cells", type=int, default=1000)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--cells", type=command.count, default=1000)
+    parser.add_argument("--repetitions", type=command.count, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -163,4 +164,4 @@ def time_to_dispatch(run_dir: Path, failed: Cell) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

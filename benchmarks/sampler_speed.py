@@ -11,13 +11,14 @@ away; the actor's engine shares prompts, draws seeds and so on in ways of its ow
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from benchmarks import command
+from grids.errors import UserError
 from grids.spec import ModelSpec, SamplerPool, SamplingSpec
 from orchestrator.pools.actors.sampler import SamplerActor
 from orchestrator.pools.actors.watchable import WATCH_GROUP
@@ -53,8 +54,10 @@ def measure(problems: int, n: int, max_tokens: int, repetitions: int) -> dict[st
 
     model = ModelSpec(path=str(QUICKSTART / "model"))
     tokenizer = AutoTokenizer.from_pretrained(model.path)
-    lines = (QUICKSTART / "easy_train.jsonl").read_text().splitlines()[:problems]
-    prompts = [tokenizer.encode(json.loads(line)["prompt"] + "=") for line in lines]
+    lines = (QUICKSTART / "easy_train.jsonl").read_text().splitlines()
+    if problems > len(lines):
+        raise UserError(f"--problems: the set has {len(lines)}, {problems} were asked for")
+    prompts = [tokenizer.encode(json.loads(line)["prompt"] + "=") for line in lines[:problems]]
     ray.init(
         address="local",
         num_cpus=2,
@@ -100,10 +103,10 @@ def measure(problems: int, n: int, max_tokens: int, repetitions: int) -> dict[st
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--problems", type=int, default=64)
-    parser.add_argument("--n", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--problems", type=command.count, default=64)
+    parser.add_argument("--n", type=command.count, default=16)
+    parser.add_argument("--max-tokens", type=command.count, default=8)
+    parser.add_argument("--repetitions", type=command.count, default=9)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     figures = measure(arguments.problems, arguments.n, arguments.max_tokens, arguments.repetitions)
@@ -122,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

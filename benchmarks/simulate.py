@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 import grids
+from benchmarks import command
 from grids.expansion import Cell, expand
 from grids.loading import load_grid
 from grids.spec import GridSpec
@@ -200,16 +201,22 @@ def as_text(figures: Mapping[str, Any]) -> str:
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cells", type=int, default=10_000)
-    parser.add_argument("--samplers", type=int, default=1000)
-    parser.add_argument("--groups", type=int, default=500)
-    parser.add_argument("--slots", type=int, default=4, help="cells that a group holds")
-    parser.add_argument("--compute", type=int, default=2**16, help="rollouts of each cell")
-    parser.add_argument("--max-batch", type=int, default=2**12, help="largest batch, in rollouts")
-    parser.add_argument("--noise", type=float, default=0.2, help="spread of phase times (of the logarithm)")
-    parser.add_argument("--failures-per-hour", type=float, default=0.0, help="share of processes lost")
-    parser.add_argument("--restart-seconds", type=float, default=120.0, help="until a lost one serves again")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", type=command.count, default=10_000)
+    parser.add_argument("--samplers", type=command.count, default=1000)
+    parser.add_argument("--groups", type=command.count, default=500)
+    parser.add_argument("--slots", type=command.count, default=4, help="cells that a group holds")
+    parser.add_argument("--compute", type=command.count, default=2**16, help="rollouts of each cell")
+    parser.add_argument("--max-batch", type=command.count, default=2**12, help="largest batch, in rollouts")
+    parser.add_argument(
+        "--noise", type=command.amount, default=0.2, help="spread of phase times (of the logarithm)"
+    )
+    parser.add_argument(
+        "--failures-per-hour", type=command.share, default=0.0, help="share of processes lost"
+    )
+    parser.add_argument(
+        "--restart-seconds", type=command.seconds, default=120.0, help="until a lost one serves again"
+    )
+    parser.add_argument("--seed", type=command.natural, default=0)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser.parse_args(arguments)
 
@@ -228,4 +235,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import command
 from grids.expansion import expand
 from grids.loading import dump_grid, load_grid
 from grids.spec import GridSpec
@@ -103,8 +104,8 @@ def measure(run_dir: Path, arguments: list[str], runs: int) -> tuple[float, floa
 def main() -> None:
     """Print cells, formats and seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=10_000)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cells", type=command.count, default=10_000)
+    parser.add_argument("--runs", type=command.count, default=5)
     parser.add_argument(
         "--folder", type=Path, help="Where to make the run. Default: a RAM disk where there is one."
     )
@@ -126,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

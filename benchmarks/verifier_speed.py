@@ -9,10 +9,11 @@ another way than their gold, each pair once, and ``repeated`` are such expressio
 import argparse
 import json
 import statistics
-import sys
 import time
 from typing import Any
 
+from benchmarks import command
+from grids.errors import UserError
 from workers.verifier import Verifier
 
 GROUP = 16
@@ -37,6 +38,8 @@ def pairs_of(kind: str, answers: int, offset: int) -> list[tuple[str, str]]:
 
 def measure(answers: int, repetitions: int) -> dict[str, Any]:
     """Answers per second of each kind, each repetition."""
+    if answers % GROUP:
+        raise UserError(f"--answers: {answers} is no multiple of {GROUP}, a group's answers")
     verifier = Verifier("math", workers=1)
     rates: dict[str, list[float]] = {}
     try:
@@ -59,8 +62,8 @@ def measure(answers: int, repetitions: int) -> dict[str, Any]:
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--answers", type=int, default=2048)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--answers", type=command.count, default=2048)
+    parser.add_argument("--repetitions", type=command.count, default=3)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     figures = measure(arguments.answers, arguments.repetitions)
@@ -73,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)
