@@ -55,6 +55,13 @@ def new_folder(text: str) -> Path:
     return folder
 
 
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """``--folder``, of a benchmark that leaves runs and logs behind."""
+    parser.add_argument(
+        "--folder", type=new_folder, help="for everything; a temporary one that is removed when not given"
+    )
+
+
 def run(main: Callable[[], int | None]) -> None:
     """End the process with what ``main`` returns.
 

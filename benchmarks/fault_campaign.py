@@ -216,11 +216,7 @@ def main() -> int:
         default=10.0,
         help="the grids' failures.stall_seconds; more on a busy machine",
     )
-    parser.add_argument(
-        "--folder",
-        type=command.new_folder,
-        help="for everything; a temporary one that is removed when not given",
-    )
+    command.add_folder(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-campaign-", dir="/tmp"))

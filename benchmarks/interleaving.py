@@ -38,8 +38,8 @@ OPTIONS = GridOptions(
     stall_seconds=120.0,
 )
 """Six cells of 48 steps of 512 rollouts, evaluated at their ends. With KL and entropy, and few answers to share a prompt, both
-phases take similar time here. The first batches and the last update overlap with nothing, about 2 s whatever
-the length; with 48 steps that is a fortieth of the grid, with 16 it was a fifteenth."""
+phases take similar time here. The first batches and the last update overlap with nothing, about 2 s whatever the length: a
+fortieth of the grid with 48 steps, a fifteenth with 16."""
 
 
 BUSY = """
@@ -163,11 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--slots", type=command.count, default=3, help="cells in flight")
     parser.add_argument("--repetitions", type=command.count, default=3)
-    parser.add_argument(
-        "--folder",
-        type=command.new_folder,
-        help="for everything; a temporary one that is removed when not given",
-    )
+    command.add_folder(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-interleaving-", dir="/tmp"))

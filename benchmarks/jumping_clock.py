@@ -5,10 +5,10 @@ soon as the run has looked at its clock. The machine's clock is never touched.
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-from benchmarks import command
 from orchestrator.clock import Clock
 from orchestrator.control.running import resume_run, run_grid
 
@@ -60,4 +60,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    sys.exit(main())

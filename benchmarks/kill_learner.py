@@ -78,11 +78,7 @@ def main() -> int:
     """Print the figures; 1 when a grid did not end as it should."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--every", type=command.seconds, default=30.0, help="seconds between two kills")
-    parser.add_argument(
-        "--folder",
-        type=command.new_folder,
-        help="for everything; a temporary one that is removed when not given",
-    )
+    command.add_folder(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="iso-kills-", dir="/tmp"))

@@ -57,7 +57,7 @@ def compare_run(run_dir: Path) -> dict[str, Any]:
     epochs = list(read_epochs(run_dir))
     if len(epochs) != 1 or any(record.failed for record in epochs[0]):
         raise UserError(f"{run_dir}: only a run in one go and without failures can be compared")
-    finished = {cell for cell, state in store.states().items() if state.state == State.FINISHED}
+    finished = {cell for cell, state in store.states().items() if state.state is State.FINISHED}
     if missing := {cell.id for cell in expand(spec)} - finished:
         raise UserError(
             f"{run_dir}: {min(missing)} is not finished; only a run whose cells all are can be compared"
