@@ -54,14 +54,14 @@ def compare_run(run_dir: Path) -> dict[str, Any]:
     """Prediction and truth of a finished run. Raises UserError for one that was interrupted, or lost members."""
     store = RunStore.existing(run_dir)
     spec = GridSpec.model_validate(store.resolved["spec"])
-    epochs = list(read_epochs(run_dir))
-    if len(epochs) != 1 or any(record.failed for record in epochs[0]):
-        raise UserError(f"{run_dir}: only a run in one go and without failures can be compared")
     finished = {cell for cell, state in store.states().items() if state.state is State.FINISHED}
     if missing := {cell.id for cell in expand(spec)} - finished:
         raise UserError(
             f"{run_dir}: {min(missing)} is not finished; only a run whose cells all are can be compared"
         )
+    epochs = list(read_epochs(run_dir))
+    if len(epochs) != 1 or any(record.failed for record in epochs[0]):
+        raise UserError(f"{run_dir}: only a run in one go and without failures can be compared")
     return compare(spec, epochs[0])
 
 

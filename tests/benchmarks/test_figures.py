@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.grid_rate import read_rate
 from benchmarks.interleaving import Timing, stale_rows, timing
+from benchmarks.predict import compare_run
 from grids.errors import UserError
 from grids.expansion import expand
 from orchestrator.store.cell_state import State
@@ -91,3 +92,10 @@ def test_a_grid_with_a_cell_that_did_not_finish_has_no_rate(tmp_path: Path) -> N
     run_of_two_cells(tmp_path, (State.FINISHED, State.FAILED))
     with pytest.raises(UserError, match="did not finish at its first try"):
         read_rate(tmp_path, small_grid(2, compute_rollouts=40), submitted_at=0.0)
+
+
+def test_a_run_with_a_cell_that_is_not_finished_is_not_predicted(tmp_path: Path) -> None:
+    run_of_two_cells(tmp_path, (State.FINISHED, State.FAILED))
+    last = expand(small_grid(2, compute_rollouts=40))[1].id
+    with pytest.raises(UserError, match=f"{last} is not finished"):
+        compare_run(tmp_path)
