@@ -11,6 +11,7 @@ log-probabilities as "old" ones besides w would correct twice. Means run over th
 micro-batches and ranks are.
 """
 
+import bisect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -172,25 +173,48 @@ def share_prompts(
     rollouts_per_problem: int,
     longest: int,
 ) -> list[np.ndarray]:
-    """Rows of responses to one prompt each: its next ones as long as prompt and responses have at most ``longest`` tokens.
+    """Pieces of responses to one prompt each: its next ones as long as prompt and responses have at most ``longest`` tokens.
 
     Args:
         responses: numbers of the responses, ascending.
         prompt_lengths: [G].
         lengths: [R] of all responses.
         rollouts_per_problem: n; response i answers problem i // n.
-        longest: tokens; a response that does not fit beside another one has a row of its own, however long.
+        longest: tokens; a response that does not fit beside another one is a piece of its own, however long.
     """
-    rows: list[list[int]] = []
+    pieces: list[list[int]] = []
     problem, room = -1, 0
     for response in responses.tolist():
         if response // rollouts_per_problem != problem or lengths[response] > room:
             problem = response // rollouts_per_problem
             room = longest - int(prompt_lengths[problem])
-            rows.append([])
-        rows[-1].append(response)
+            pieces.append([])
+        pieces[-1].append(response)
         room -= int(lengths[response])
-    return [np.asarray(row, dtype=np.int64) for row in rows]
+    return [np.asarray(piece, dtype=np.int64) for piece in pieces]
+
+
+def fill_rows(tokens: np.ndarray, longest: int) -> list[list[int]]:
+    """Which pieces stand in a row together, so that few rows are padded: the longest piece left, then the longest that still fit.
+
+    Args:
+        tokens: [P] of each piece.
+        longest: tokens of a row; a longer piece has a row of its own.
+
+    Returns:
+        Numbers of the pieces of each row; every number stands exactly once.
+    """
+    left = sorted((count, piece) for piece, count in enumerate(tokens.tolist()))
+    rows = []
+    while left:
+        count, piece = left.pop()
+        row, room = [piece], longest - count
+        while fitting := bisect.bisect_right(left, (room, len(tokens))):
+            count, piece = left.pop(fitting - 1)
+            row.append(piece)
+            room -= count
+        rows.append(row)
+    return rows
 
 
 def plan_micro_batches(lengths: np.ndarray, ranks: int, token_budget: int) -> list[list[np.ndarray]]:

@@ -89,7 +89,6 @@ class LearnerRank:
         mesh = init_device_mesh(self._device.type, (self._ranks,))
         self._model = self._load_sharded(mesh)
         self._base_model = self._load_sharded(mesh) if settings.recipe.kl_coefficient else None
-        self._shared_row_tokens = min(policy.shared_row_tokens(self._model), settings.micro_batch_tokens)
         self._base_shards = [local_shard(p).to("cpu", copy=True) for p in self._model.parameters()]
         self._slots: dict[int, _Slot] = {}
         self._present: _Slot | None = None
@@ -208,20 +207,13 @@ class LearnerRank:
         )
         if not computed.any():
             computed[:n] = True  # with weights of zero: something must show that sampler and learner agree
-        prompt_lengths = np.asarray([len(prompt) for prompt in rollouts.prompts])
-        rows = grpo.share_prompts(
-            np.flatnonzero(computed), prompt_lengths, rollouts.lengths, n, self._shared_row_tokens
-        )
-        row_lengths = np.asarray([prompt_lengths[row[0] // n] + rollouts.lengths[row].sum() for row in rows])
-        plan = grpo.plan_micro_batches(row_lengths, self._ranks, self._settings.micro_batch_tokens)[
-            self._rank
-        ]
+        plan = self._plan(rollouts, np.flatnonzero(computed))
         self._model.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         largest = 0.0
-        for position, chosen in enumerate(plan):
+        for position, rows in enumerate(plan):
             self._model.set_requires_gradient_sync(position == len(plan) - 1)
-            if len(chosen) == 0:
+            if not rows:
                 # Take part in the collectives of the other ranks, with a single token and no weight.
                 token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
                 if self._base_model is not None:
@@ -229,7 +221,7 @@ class LearnerRank:
                 (self._model(input_ids=token).logits.sum() * 0.0).backward()
                 self.beats += 1
                 continue
-            batch = policy.ResponseBatch(rollouts, [rows[row] for row in chosen], self._device)
+            batch = policy.ResponseBatch(rollouts, rows, self._device)
             terms = self._terms(batch, rollouts, advantages, weights)
             loss = grpo.grpo_loss(
                 terms,
@@ -245,6 +237,23 @@ class LearnerRank:
             # numpy's maximum, unlike Python's, hands on what is no number.
             largest = float(np.maximum(largest, float(differences.max())))
         return self._batch_metrics(sums, largest, rollouts, grouped, computed)
+
+    def _plan(self, rollouts: Rollouts, responses: np.ndarray) -> list[list[np.ndarray]]:
+        """This rank's micro-batches of the responses of these numbers, each as rows of responses that stand one after the other."""
+        n, budget = rollouts.rollouts_per_problem, self._settings.micro_batch_tokens
+        longest = min(policy.shared_row_tokens(self._model), budget)
+        prompt_lengths = np.asarray([len(prompt) for prompt in rollouts.prompts])
+        pieces = grpo.share_prompts(responses, prompt_lengths, rollouts.lengths, n, longest)
+        tokens = np.asarray(
+            [prompt_lengths[piece[0] // n] + rollouts.lengths[piece].sum() for piece in pieces]
+        )
+        rows = grpo.fill_rows(tokens, longest)
+        row_tokens = np.asarray([tokens[row].sum() for row in rows])
+        plans = grpo.plan_micro_batches(row_tokens, self._ranks, budget)
+        return [
+            [np.concatenate([pieces[piece] for piece in rows[row]]) for row in micro_batch]
+            for micro_batch in plans[self._rank]
+        ]
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Whole gradients of the last ``backward`` by parameter, as float32; all ranks ask together."""

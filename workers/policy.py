@@ -79,32 +79,41 @@ def shared_row_tokens(model: torch.nn.Module) -> int:
 class ResponseBatch:
     """Some responses of a batch in b rows of L positions, T response tokens in all.
 
-    A row is a prompt and one or several of its responses one after the other, padded on the right. Each response sees its prompt
-    and itself alone, at the positions that it would have alone.
+    A row holds responses one after the other, those to the same problem behind their prompt, and is padded on the right. Each
+    response sees its prompt and itself alone, at the positions that it would have alone.
     """
 
     def __init__(self, rollouts: Rollouts, rows: Sequence[np.ndarray], device: torch.device) -> None:
-        """Gather the responses of ``rollouts`` whose numbers ``rows`` tell, those of a row to the same prompt."""
+        """Gather the responses of ``rollouts`` whose numbers ``rows`` tell, those of a row to the same problem together."""
         offsets, n = rollouts.offsets, rollouts.rollouts_per_problem
-        prompts = [rollouts.prompts[row[0] // n] for row in rows]
+        runs = [np.split(row, np.flatnonzero(np.diff(row // n)) + 1) for row in rows]
         longest = max(
-            len(prompt) + int(rollouts.lengths[row].sum()) for prompt, row in zip(prompts, rows, strict=True)
+            sum(len(rollouts.prompts[run[0] // n]) for run in row_runs) + int(rollouts.lengths[row].sum())
+            for row_runs, row in zip(runs, rows, strict=True)
         )
         tokens = np.zeros((len(rows), longest), dtype=np.int64)
         places = np.tile(np.arange(longest), (len(rows), 1))
+        prompts = np.full((len(rows), longest), -1)
         parts = np.full((len(rows), longest), -1)
         predicting = []
-        for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-            end = len(prompt)
-            tokens[number, :end], parts[number, :end] = prompt, 0
-            for part, response in enumerate(row, start=1):
-                start, end = end, end + int(rollouts.lengths[response])
-                tokens[number, start:end] = rollouts.tokens[offsets[response] : offsets[response + 1]]
-                places[number, start:end] = np.arange(len(prompt), len(prompt) + end - start)
-                parts[number, start:end] = part
-                # The logits at a position say what comes next; the prompt's last ones what each response begins with.
-                predicting.append(number * longest + np.arange(start - 1, end - 1))
-                predicting[-1][0] = number * longest + len(prompt) - 1
+        for number, row_runs in enumerate(runs):
+            end = 0
+            for place, run in enumerate(row_runs):
+                prompt = rollouts.prompts[run[0] // n]
+                start, end = end, end + len(prompt)
+                last = number * longest + end - 1
+                tokens[number, start:end], places[number, start:end] = prompt, np.arange(len(prompt))
+                parts[number, start:end] = 0
+                first = start
+                for part, response in enumerate(run, start=1):
+                    start, end = end, end + int(rollouts.lengths[response])
+                    tokens[number, start:end] = rollouts.tokens[offsets[response] : offsets[response + 1]]
+                    places[number, start:end] = np.arange(len(prompt), len(prompt) + end - start)
+                    parts[number, start:end] = part
+                    # The logits at a position say what comes next; the prompt's last ones what each response begins with.
+                    predicting.append(number * longest + np.arange(start - 1, end - 1))
+                    predicting[-1][0] = last
+                prompts[number, first:end] = place
         responses = np.concatenate(rows)
         self.tokens = torch.from_numpy(tokens).to(device)
         """[b, L]"""
@@ -122,8 +131,9 @@ class ResponseBatch:
         """[b, 1, L, L] which positions (last) a position sees; None where that is all before it, for which there are fast kernels:
         padding lies on the right, where nothing looks."""
         if any(len(row) > 1 for row in rows):
-            part = torch.from_numpy(parts).to(device)
+            prompt_of, part = torch.from_numpy(prompts).to(device), torch.from_numpy(parts).to(device)
             seen = (part[:, None, :] == 0) | (part[:, None, :] == part[:, :, None])
+            seen &= prompt_of[:, None, :] == prompt_of[:, :, None]
             self.mask = seen.tril_()[:, None]
 
 

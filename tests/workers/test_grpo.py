@@ -9,6 +9,7 @@ import torch
 from workers.grpo import (
     TokenTerms,
     contributing,
+    fill_rows,
     group_advantages,
     grpo_loss,
     k3,
@@ -198,21 +199,38 @@ def test_a_rank_without_sequences_takes_part_with_empty_micro_batches() -> None:
 
 
 @pytest.mark.parametrize("longest", [0, 9, 20, 10**6])
-def test_each_response_stands_in_one_row_beside_others_of_its_problem_as_far_as_they_fit(
+def test_each_response_stands_in_one_piece_beside_others_of_its_problem_as_far_as_they_fit(
     longest: int,
 ) -> None:
     rng = np.random.default_rng(longest)
     n, prompt_lengths, lengths = 6, rng.integers(2, 6, size=10), rng.integers(1, 8, size=60)
     responses = np.flatnonzero(rng.random(60) < 0.7)
-    rows = share_prompts(responses, prompt_lengths, lengths, n, longest)
-    np.testing.assert_array_equal(np.concatenate(rows), responses)
+    pieces = share_prompts(responses, prompt_lengths, lengths, n, longest)
+    np.testing.assert_array_equal(np.concatenate(pieces), responses)
 
-    def tokens(row: np.ndarray) -> int:
-        return int(prompt_lengths[row[0] // n] + lengths[row].sum())
+    def tokens(piece: np.ndarray) -> int:
+        return int(prompt_lengths[piece[0] // n] + lengths[piece].sum())
 
-    for row in rows:
-        assert len(set(row // n)) == 1
-        assert len(row) == 1 or tokens(row) <= longest
-    for row, following in itertools.pairwise(rows):
-        if row[0] // n == following[0] // n:
-            assert tokens(row) + lengths[following[0]] > longest
+    for piece in pieces:
+        assert len(set(piece // n)) == 1
+        assert len(piece) == 1 or tokens(piece) <= longest
+    for piece, following in itertools.pairwise(pieces):
+        if piece[0] // n == following[0] // n:
+            assert tokens(piece) + lengths[following[0]] > longest
+
+
+def test_rows_take_the_longest_piece_left_and_the_longest_that_still_fit() -> None:
+    assert fill_rows(np.array([3, 9, 5, 2, 7, 12, 1]), longest=10) == [[5], [1, 6], [4, 0], [2, 3]]
+    assert fill_rows(np.array([4, 4, 4]), longest=8) == [[2, 1], [0]]
+
+
+@pytest.mark.parametrize("longest", [0, 40, 96, 10**6])
+def test_each_piece_stands_in_one_row_and_few_rows_have_room_left(longest: int) -> None:
+    tokens = np.random.default_rng(longest).integers(1, 96, size=200)
+    rows = fill_rows(tokens, longest)
+    assert sorted(itertools.chain.from_iterable(rows)) == list(range(200))
+    sums = [tokens[row].sum() for row in rows]
+    for row, total in zip(rows, sums, strict=True):
+        assert len(row) == 1 or total <= longest
+    # No two rows would fit into one.
+    assert sum(sorted(sums)[:2]) > longest or len(rows) == 1

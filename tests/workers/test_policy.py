@@ -12,8 +12,20 @@ from workers.rollouts import Rollouts
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("rows", [[[0], [1], [3]], [[0, 1], [3]], [[0, 1], [2, 3]], [[3], [1, 0]]])
-def test_statistics_of_a_batch_are_those_of_each_sequence_alone_also_where_responses_share_a_prompt(
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0], [1], [3]],
+        [[0, 1], [3]],
+        [[0, 1], [2, 3]],
+        [[3], [1, 0]],
+        # Several problems in a row, and one twice.
+        [[2, 0, 1], [3]],
+        [[0, 1, 2, 3]],
+        [[0, 3, 1, 2], [2]],
+    ],
+)
+def test_statistics_of_a_batch_are_those_of_each_sequence_alone_also_where_responses_share_a_row(
     tmp_path: Path, tied: bool, rows: list[list[int]]
 ) -> None:
     model = policy.load_policy(str(make_model(tmp_path, tied=tied)))
