@@ -23,6 +23,9 @@ from workers.engine_slots import keeps_whole_context
 BLOCK_TOKENS = 32
 """The smallest block of vLLM's attention on a CPU, since blocks are copied whole."""
 
+COPIED_BLOCKS = 16
+"""At once, so that what is between reading and writing them stays in a core's cache; all at once took twice as long."""
+
 
 @dataclass(frozen=True)
 class BlockCopies(KVConnectorMetadata):
@@ -80,7 +83,9 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> BlockCopies:
         """The copies of this step."""
-        copies = BlockCopies(torch.tensor(self._sources), torch.tensor(self._targets))
+        copies = BlockCopies(
+            torch.tensor(self._sources, dtype=torch.int64), torch.tensor(self._targets, dtype=torch.int64)
+        )
         self._sources, self._targets = [], []
         return copies
 
@@ -124,9 +129,11 @@ class SharedPrompts(KVConnectorBase_V1, SupportsHMA):
         """
         copies = self._get_connector_metadata()
         assert isinstance(copies, BlockCopies)
-        if len(copies.sources):
-            cache = self._caches[layer_name]
-            cache.index_copy_(0, copies.targets, cache.index_select(0, copies.sources))
+        cache = self._caches[layer_name]
+        for sources, targets in zip(
+            copies.sources.split(COPIED_BLOCKS), copies.targets.split(COPIED_BLOCKS), strict=True
+        ):
+            cache.index_copy_(0, targets, cache.index_select(0, sources))
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Nothing: layers copy one after the other."""
