@@ -200,7 +200,7 @@ def main() -> None:
         default=3,
         help="cells (seeds); best a multiple of --slots, or some train alone at the end",
     )
-    parser.add_argument("--steps", type=command.count, default=24, help="update steps of each cell")
+    parser.add_argument("--steps", type=command.count, default=48, help="update steps of each cell")
     parser.add_argument(
         "--samplers", type=command.count, default=2, help="engines on our side, of one thread each"
     )
