@@ -166,6 +166,44 @@ def grpo_loss(
     return loss
 
 
+def plan_update(
+    responses: np.ndarray,
+    prompt_lengths: np.ndarray,
+    lengths: np.ndarray,
+    rollouts_per_problem: int,
+    *,
+    longest: int,
+    ranks: int,
+    token_budget: int,
+) -> list[list[list[np.ndarray]]]:
+    """How an update computes responses: each rank's micro-batches, as rows of responses that stand one after the other.
+
+    Args:
+        responses: numbers of the responses, ascending.
+        prompt_lengths: [G].
+        lengths: [R] of all responses.
+        rollouts_per_problem: n; response i answers problem i // n.
+        longest: tokens of a row of several responses; 0 gives each response a row of its own.
+        token_budget: tokens of a micro-batch of several rows, padding included.
+    """
+    tokens = lengths[responses].sum() + prompt_lengths[np.unique(responses // rollouts_per_problem)].sum()
+    # No row longer than a rank's share: the others would wait for it.
+    longest = min(longest, token_budget, -(-int(tokens) // ranks))
+    pieces = share_prompts(responses, prompt_lengths, lengths, rollouts_per_problem, longest)
+    piece_tokens = np.asarray(
+        [prompt_lengths[piece[0] // rollouts_per_problem] + lengths[piece].sum() for piece in pieces]
+    )
+    rows = fill_rows(piece_tokens, longest)
+    row_tokens = np.asarray([piece_tokens[row].sum() for row in rows])
+    return [
+        [
+            [np.concatenate([pieces[piece] for piece in rows[row]]) for row in micro_batch]
+            for micro_batch in plan
+        ]
+        for plan in plan_micro_batches(row_tokens, ranks, token_budget)
+    ]
+
+
 def share_prompts(
     responses: np.ndarray,
     prompt_lengths: np.ndarray,

@@ -207,7 +207,15 @@ class LearnerRank:
         )
         if not computed.any():
             computed[:n] = True  # with weights of zero: something must show that sampler and learner agree
-        plan = self._plan(rollouts, np.flatnonzero(computed))
+        plan = grpo.plan_update(
+            np.flatnonzero(computed),
+            np.asarray([len(prompt) for prompt in rollouts.prompts]),
+            rollouts.lengths,
+            rollouts.rollouts_per_problem,
+            longest=policy.shared_row_tokens(self._model),
+            ranks=self._ranks,
+            token_budget=self._settings.micro_batch_tokens,
+        )[self._rank]
         self._model.zero_grad()
         sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         largest = 0.0
@@ -237,23 +245,6 @@ class LearnerRank:
             # numpy's maximum, unlike Python's, hands on what is no number.
             largest = float(np.maximum(largest, float(differences.max())))
         return self._batch_metrics(sums, largest, rollouts, grouped, computed)
-
-    def _plan(self, rollouts: Rollouts, responses: np.ndarray) -> list[list[np.ndarray]]:
-        """This rank's micro-batches of the responses of these numbers, each as rows of responses that stand one after the other."""
-        n, budget = rollouts.rollouts_per_problem, self._settings.micro_batch_tokens
-        longest = min(policy.shared_row_tokens(self._model), budget)
-        prompt_lengths = np.asarray([len(prompt) for prompt in rollouts.prompts])
-        pieces = grpo.share_prompts(responses, prompt_lengths, rollouts.lengths, n, longest)
-        tokens = np.asarray(
-            [prompt_lengths[piece[0] // n] + rollouts.lengths[piece].sum() for piece in pieces]
-        )
-        rows = grpo.fill_rows(tokens, longest)
-        row_tokens = np.asarray([tokens[row].sum() for row in rows])
-        plans = grpo.plan_micro_batches(row_tokens, self._ranks, budget)
-        return [
-            [np.concatenate([pieces[piece] for piece in rows[row]]) for row in micro_batch]
-            for micro_batch in plans[self._rank]
-        ]
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Whole gradients of the last ``backward`` by parameter, as float32; all ranks ask together."""

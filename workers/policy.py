@@ -55,14 +55,15 @@ def perturb_(model: torch.nn.Module) -> None:
 
 
 LONGEST_SHARED_ROW = 2048
-"""Tokens of a row in which responses share their prompt, however wide the model is: its mask has the square of it."""
+"""Tokens of a row that holds several responses, however wide the model is: its mask has the square of it."""
 
 
 def shared_row_tokens(model: torch.nn.Module) -> int:
-    """Up to how many tokens responses share a row with their prompt; 0 where the model's attention does not allow it.
+    """Up to how many tokens responses, to one problem or several, share a row; 0 where the model's attention does not allow it.
 
-    Sharing computes a prompt once, and has each token look over a longer row. A layer's matrices take about 24 h^2 operations a
-    token and its attention 4 h a token that it looks over, h being the model's width: in a row of h tokens a sixth of the former.
+    Sharing computes a prompt once and pads little, and has each token look over a longer row. A layer's matrices take about
+    24 h^2 operations a token and its attention 4 h a token that it looks over, h being the model's width: in a row of h tokens a
+    sixth of the former.
     """
     config = model.config
     # What a row's mask says is followed by transformers' attention over everything before, not by windows or recurrent layers.
@@ -79,12 +80,13 @@ def shared_row_tokens(model: torch.nn.Module) -> int:
 class ResponseBatch:
     """Some responses of a batch in b rows of L positions, T response tokens in all.
 
-    A row holds responses one after the other, those to the same problem behind their prompt, and is padded on the right. Each
-    response sees its prompt and itself alone, at the positions that it would have alone.
+    A row holds responses one after the other and is padded on the right. Responses to the same problem that follow each other
+    stand behind one copy of their prompt. Each response sees its prompt and itself alone, at the positions that it would have
+    alone.
     """
 
     def __init__(self, rollouts: Rollouts, rows: Sequence[np.ndarray], device: torch.device) -> None:
-        """Gather the responses of ``rollouts`` whose numbers ``rows`` tell, those of a row to the same problem together."""
+        """Gather the responses of ``rollouts`` whose numbers ``rows`` tell, in that order."""
         offsets, n = rollouts.offsets, rollouts.rollouts_per_problem
         runs = [np.split(row, np.flatnonzero(np.diff(row // n)) + 1) for row in rows]
         longest = max(

@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from workers.engine_on_cpu import admit_what_fits
 from workers.engine_outputs import GatheredOutputs
-from workers.engine_prompts import SharedPrompts
+from workers.engine_prompts import COPIED_BLOCKS, BlockCopies, SharedPrompts
 from workers.engine_seeds import DRAWN, SeedsAhead
 
 
@@ -101,20 +101,38 @@ def test_a_request_that_is_taken_back_leaves_nothing(outputs: GatheredOutputs) -
     assert done.request_outputs == ["single"]
 
 
+def shared_prompts(role: KVConnectorRole) -> SharedPrompts:
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    config: Any = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
+    )
+    return SharedPrompts(config, role, SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]))
+
+
+@pytest.mark.parametrize("count", [0, 1, COPIED_BLOCKS, 2 * COPIED_BLOCKS + 5])
+def test_every_block_is_copied_to_its_target_and_no_other_changes(count: int) -> None:
+    sharing = shared_prompts(KVConnectorRole.WORKER)
+    before = torch.arange(100.0)[:, None].repeat(1, 3)
+    cache = before.clone()
+    sharing.register_kv_caches({"layer": cache})
+    targets = torch.randperm(50, generator=torch.Generator().manual_seed(1))[:count]
+    sources = torch.arange(count) % 3 + 50
+    sharing.bind_connector_metadata(BlockCopies(sources, targets))
+    sharing.wait_for_layer_load("layer")
+    expected = before.clone()
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        expected[target] = before[source]
+    assert torch.equal(cache, expected)
+    assert (cache != before).any() == (count > 0)
+
+
 def test_a_prompt_is_taken_only_from_a_request_that_has_its_blocks_and_only_before_the_response_begins() -> (
     None
 ):
     blocks: dict[str, list[int]] = {}
     manager: Any = SimpleNamespace(block_pool=None, get_block_ids=lambda name: (blocks.get(name, []),))
-    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
-    sharing = SharedPrompts(
-        SimpleNamespace(
-            kv_transfer_config=SimpleNamespace(),
-            scheduler_config=SimpleNamespace(enable_chunked_prefill=False),
-        ),
-        KVConnectorRole.SCHEDULER,
-        SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
-    )
+    sharing = shared_prompts(KVConnectorRole.SCHEDULER)
     sharing.bind_kv_cache_manager(manager)
 
     def request(name: str, responded: int = 0) -> Any:

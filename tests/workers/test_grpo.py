@@ -14,6 +14,7 @@ from workers.grpo import (
     grpo_loss,
     k3,
     plan_micro_batches,
+    plan_update,
     share_prompts,
     token_statistics,
     token_weights,
@@ -234,3 +235,45 @@ def test_each_piece_stands_in_one_row_and_few_rows_have_room_left(longest: int) 
         assert len(row) == 1 or total <= longest
     # No two rows would fit into one.
     assert sum(sorted(sums)[:2]) > longest or len(rows) == 1
+
+
+@pytest.mark.parametrize("longest", [0, 30, 96])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_update_keeps_its_bounds_and_computes_each_response_once(ranks: int, longest: int) -> None:
+    rng = np.random.default_rng(ranks)
+    n, budget, prompt_lengths, lengths = 6, 200, rng.integers(2, 6, size=20), rng.integers(1, 30, size=120)
+    responses = np.flatnonzero(rng.random(120) < 0.7)
+    plans = plan_update(
+        responses, prompt_lengths, lengths, n, longest=longest, ranks=ranks, token_budget=budget
+    )
+    assert len({len(plan) for plan in plans}) == 1
+    batches = [batch for plan in plans for batch in plan if batch]
+    assert sorted(np.concatenate([row for batch in batches for row in batch]).tolist()) == responses.tolist()
+
+    def tokens(row: np.ndarray) -> int:
+        runs = 1 + np.count_nonzero(np.diff(row // n))
+        assert runs == len(set(row // n))
+        return int(sum(prompt_lengths[problem] for problem in set(row // n)) + lengths[row].sum())
+
+    for batch in batches:
+        assert all(len(row) == 1 or tokens(row) <= longest for row in batch)
+        assert len(batch) == 1 or len(batch) * max(map(tokens, batch)) <= budget
+
+
+def test_rows_hold_several_problems_and_are_no_longer_than_a_ranks_share() -> None:
+    # Four problems of two responses: prompts of 3 tokens, responses of 5 and 4, so 12 tokens each and 48 together.
+    arguments = np.arange(8), np.full(4, 3), np.tile([5, 4], 4), 2
+    for ranks, rows_of_a_rank, tokens in [(1, 1, 48), (2, 1, 24), (4, 1, 12)]:
+        plans = plan_update(*arguments, longest=100, ranks=ranks, token_budget=1000)
+        assert [[len(batch) for batch in plan] for plan in plans] == [[rows_of_a_rank]] * ranks
+        for plan in plans:
+            (row,) = plan[0]
+            assert arguments[2][row].sum() + 3 * len(set(row // 2)) == tokens
+
+
+def test_an_update_without_responses_has_empty_plans() -> None:
+    nothing = np.zeros(0, dtype=np.int64)
+    assert plan_update(nothing, np.full(4, 3), np.full(8, 5), 2, longest=96, ranks=2, token_budget=99) == [
+        [],
+        [],
+    ]
